@@ -66,8 +66,13 @@ fn a_plan_for_a_gpu_tells_its_memory_from_the_hosts() {
         let plan = plan(host);
         assert_eq!(place(&plan, "gradients and new weights"), "host", "{host:?}");
     }
-    let nccl = plan(&["--ranks", "2", "parallel.reduction=library"]);
-    assert_eq!(place(&nccl, "optimizer state"), "accelerator");
+    let of_nccl = ["--ranks", "2", "parallel.reduction=library"];
+    for spread in ["parallel.zero=0", "parallel.zero=1", "parallel.zero=3"] {
+        let nccl = plan(&[&of_nccl[..], &[spread]].concat());
+        for item in ["optimizer state", "gradients and new weights"] {
+            assert_eq!(place(&nccl, item), "accelerator", "{spread}");
+        }
+    }
     // The phase's sum is that of its accelerator's terms.
     let phase = &one["phases"][0];
     let of_gpu = phase["items"].as_array().expect("items").iter();

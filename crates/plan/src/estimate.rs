@@ -133,7 +133,9 @@ impl Workload {
         // Products of 16 bits read weights that are turned once a step, or that the update wrote so and keeps.
         let turned = self.layout.has_half_products();
         let factors = if turned { parameters.weight_bytes().max(whole) / 2 } else { 0 };
-        let is_written = self.layout.half_states && places.updates_on_accelerator();
+        // A rank that updates a part of the weights writes none of them so.
+        let is_whole = !parameters.is_sharded();
+        let is_written = self.layout.half_states && places.updates_on_accelerator() && is_whole;
         let [written, made] = if is_written { [factors, 0] } else { [0, factors] };
         let phase = |name, parts: Vec<(&'static str, u64)>| {
             let always = [("features kept in memory", kept), (FACTORS, written)];

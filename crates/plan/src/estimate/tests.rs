@@ -102,6 +102,11 @@ fn weights_that_the_update_writes_in_16_bits_are_there_all_the_time() {
     assert!(factors > 0 && holds(made, "features") == 0);
     assert_eq!([holds(one, "features"), holds(one, "backward")], [factors; 2]);
     assert_eq!(holds(Layout::of(1, 1), "backward"), 0);
+    // A rank that updates a part of the weights rounds them for the products of each step.
+    let given = json!({ "parallel": { "zero": 1, "reduction": "library" } });
+    let spread = workload("glide", &given, Layout { ranks: 8, ..one });
+    let of = |name: &str| bytes_of(&spread, name, FACTORS);
+    assert_eq!([of("features"), of("backward")], [0, factors]);
 }
 
 #[test]

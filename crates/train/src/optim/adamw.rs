@@ -290,7 +290,10 @@ impl AdamW {
             let step = AdamWStep { weight_decay, ..step };
             let by_muon = layer_matrix(parameter, shape)
                 .filter(|_| self.config.matrices == MatrixUpdate::Muon);
-            if let Some(gradient) = gradients.on_device(index).filter(|_| by_muon.is_none()) {
+            // Beside Muon a rank's part is updated in main memory.
+            let beside_muon = self.config.matrices == MatrixUpdate::Muon && parallel.is_sharded();
+            let on_device = by_muon.is_none() && !beside_muon;
+            if let Some(gradient) = gradients.on_device(index).filter(|_| on_device) {
                 let theta = parallel.read_on_device(parameters, index)?;
                 // Of a part of the weights others have the rest.
                 let halved = Some(parameter).filter(|_| !parallel.is_sharded());

@@ -13,7 +13,7 @@ use longdraft_configuration::{
     Composed, ConfigurationError, LocatedStage, input_problems, read, read_located_stage,
 };
 use longdraft_decode::READ_ALONE;
-use longdraft_kernels::dispatch::multiplies_halves;
+use longdraft_kernels::dispatch::{has_kernels, multiplies_halves};
 use longdraft_kernels::matrix::BlockFormat;
 use longdraft_models::device::{free_memory, total_memory};
 use longdraft_models::disk::readable_bytes;
@@ -337,7 +337,7 @@ fn workload_of(stage: &Stage, world: &World) -> Option<Workload> {
         threads: if target.device().is_cpu() { rayon::current_num_threads() } else { 0 },
         target_value_bytes: config.precision.frozen_bytes(!target.device().is_cpu()),
         half_states: !target.device().is_cpu() && multiplies_halves(target.device()),
-        gpu_memory: total_memory(target.device()),
+        gpu_memory: total_memory(target.device()).filter(|_| has_kernels(target.device())),
     };
     // A stage that was prepared has sizes that fit.
     let workload = Workload::new(&config, target.config().clone(), layout).ok()?;
