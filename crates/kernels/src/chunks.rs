@@ -33,10 +33,12 @@ pub fn rows_at_once(logits: usize, vocabulary: usize) -> usize {
 /// Logits of a chunk on a device. Where they are bent, candle's ops hold them several times over.
 /// It fails where the driver does not say what memory there is.
 pub(crate) fn logits_on(device: &Device, bend: Bend) -> Result<usize> {
-    if bend.is_plain() && cuda::runs_on(device) {
-        return Ok(logits_at_once(cuda::device::total_memory(device)?));
-    }
-    Ok(CHUNK_VALUES)
+    let memory = if cuda::runs_on(device) { cuda::device::total_memory(device)? } else { None };
+    Ok(logits_of(bend, memory))
+}
+
+fn logits_of(bend: Bend, memory: Option<u64>) -> usize {
+    logits_at_once(memory.filter(|_| bend.is_plain()))
 }
 
 #[cfg(test)]
@@ -63,9 +65,10 @@ mod tests {
     #[test]
     fn bent_logits_stay_few() -> Result<()> {
         let bend = Bend { softcap: Some(15.0), ..Bend::default() };
-        for bend in [bend, Bend::default()] {
-            assert_eq!(logits_on(&Device::Cpu, bend)?, CHUNK_VALUES);
-        }
+        let of_h200 = Some(139 << 30);
+        assert_eq!(logits_of(bend, of_h200), CHUNK_VALUES);
+        assert_eq!(logits_of(Bend::default(), of_h200), MOST_LOGITS);
+        assert_eq!(logits_on(&Device::Cpu, Bend::default())?, CHUNK_VALUES);
         Ok(())
     }
 }

@@ -113,7 +113,7 @@ impl<'a> Keys<'a> {
             && (factor.is_nan() || (factor - 1.0).abs() > f64::EPSILON)
         {
             self.problems.push(format!(
-                "`{}.{KEY}` = {factor} is supported beside the rope scaling `{YARN}` only",
+                "`{}.{KEY}` = {factor} is supported beside the rope scaling `{YARN}` and divisors for two lengths only",
                 self.prefix
             ));
         }
@@ -124,10 +124,19 @@ impl<'a> Keys<'a> {
     pub(super) fn sliding_rope(&mut self, config: &TargetConfig) -> Option<RopeParameters> {
         let parts = &config.parts;
         let may_have = matches!(config.architecture, Architecture::Gemma2 | Architecture::GptOss);
-        if parts.sliding_rope.is_some() || !may_have {
+        if parts.sliding_rope.is_some() || parts.window.is_none() {
             return parts.sliding_rope.clone();
         }
         let theta = self.positive("rope.freq_base_swa")?;
+        if !may_have {
+            if theta.to_bits() != config.rope.theta.to_bits() {
+                let prefix = &self.prefix;
+                self.problems.push(format!(
+                    "`{prefix}.rope.freq_base_swa` = {theta} is not supported for this family"
+                ));
+            }
+            return None;
+        }
         let own = RopeParameters { theta, ..config.rope.clone() };
         Some(own).filter(|own| *own != config.rope)
     }
