@@ -184,14 +184,17 @@ fn gradients(config: &LanguageModelConfig, layer: &Layer, row: &Row, later: u64)
     // Of a baseline's rectifier three steps, as many as of a gate.
     let of_mlp = layer.gated_gradients(tokens);
     let in_mlp = all_but(layer.matrices()) + layer.width * layer.inner + of_mlp;
-    let in_attention = all_but(layer.projections()) + layer.attended_gradients(tokens, tokens, 0);
+    let in_attention =
+        all_but(layer.projections()) + layer.attended_gradients(row, tokens, tokens, 0);
     let in_queries = all_but(layer.read * layer.query) + layer.queried_gradients(tokens);
     in_mlp.max(in_attention).max(in_queries)
 }
 
-/// Kept of a token in a layer on an accelerator, whose ops are not fused: of a Llama's MLP its product.
+/// Kept of a token in a layer on an accelerator, whose ops are not fused: of a Llama's MLP its product. Where the own
+/// value is taken out of what attention returns, values in f32 beside those that attention keeps.
 fn composed_values(config: &LanguageModelConfig, layer: &Layer, row: &Row) -> u64 {
-    if config.is_llama() { layer.gated_onto_values(row) } else { 0 }
+    let twice = if config.exclusive_attention { 2 * layer.kv - layer.key_values(row) } else { 0 };
+    twice + if config.is_llama() { layer.gated_onto_values(row) } else { 0 }
 }
 
 /// Kept of a token in a layer of the baseline beside what a Llama's keeps.
@@ -262,8 +265,9 @@ mod tests {
             let (cpu, gpu) = (on(1, false), on(0, false));
             assert_eq!(gpu.activations - cpu.activations, more as u64);
             assert!(cpu.packed > 0 && gpu.packed == 0, "{gpu:?} {cpu:?}");
-            // Two norms, and what the last product reads.
-            let halved = 2 * config.hidden_size + config.mlp_width();
+            // Two norms, queries, keys and values, and what the last product reads.
+            let attended = config.num_attention_heads + 2 * config.num_key_value_heads;
+            let halved = 2 * config.hidden_size + attended * config.head_dim() + config.mlp_width();
             let less = 2 * 512 * config.num_hidden_layers * halved;
             assert_eq!(gpu.activations - on(0, true).activations, less as u64);
         }

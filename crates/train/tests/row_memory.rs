@@ -1,11 +1,12 @@
 //! What a step on a row holds on a CPU, beside what is planned for it. With the feature `emulate-cuda` the kernels of
-//! NVIDIA GPUs run on the CPU, and the plan is that of a GPU: by hand.
+//! NVIDIA GPUs run on the CPU, and the plan is that of a GPU, with products in f32 and in bf16: by hand.
 
 use std::sync::Arc;
 
-use candle_core::{DType, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures, run_target};
+use longdraft_kernels::dispatch::multiplies_halves;
 use longdraft_kernels::graph::Backward;
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy, logits_at_once};
 use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix};
@@ -99,6 +100,22 @@ fn held(draft: &dyn Draft, loss: impl Fn() -> Tensor) -> usize {
     budget.most_held()
 }
 
+/// Runs a test with every type of products that there is.
+fn of_all_products(test: impl Fn()) {
+    #[cfg(feature = "emulate-cuda")]
+    {
+        use longdraft_kernels::dispatch::{Ops, Products, set_ops, set_products};
+        set_ops(Ops::Emulated);
+        for products in [Products::Half, Products::Single] {
+            eprintln!("{products:?}");
+            set_products(products);
+            test();
+        }
+    }
+    #[cfg(not(feature = "emulate-cuda"))]
+    test();
+}
+
 fn held_by(objective: &dyn Objective, features: &BatchFeatures) -> usize {
     let batch = batch();
     let prepared = objective.prepare(&batch, features).expect("prepared");
@@ -116,7 +133,7 @@ fn row(tokens: u64, teacher_logits: bool) -> Row {
         parts: 1,
         teacher_logits,
         threads: if EMULATED { 0 } else { rayon::current_num_threads() },
-        half_products: false,
+        half_products: multiplies_halves(&Device::Cpu),
         stored_head: false,
         chunk_logits: logits_at_once(None),
     }
@@ -161,8 +178,10 @@ fn vocabulary(tokens: usize) -> VocabularyMap {
 
 #[test]
 fn a_row_of_an_eagle3_draft_holds_what_is_planned() {
-    let (method, objective) = eagle3(&Matrix::Dense(table(3)));
-    assert_planned("EAGLE-3", &planned(&method, true), held_by(&objective, &features(3, true)));
+    of_all_products(|| {
+        let (method, objective) = eagle3(&Matrix::Dense(table(3)));
+        assert_planned("EAGLE-3", &planned(&method, true), held_by(&objective, &features(3, true)));
+    });
 }
 
 #[test]
@@ -176,11 +195,13 @@ fn a_row_of_a_glide_draft_holds_what_is_planned() {
         GlideObjective::new(Arc::clone(&target), draft, GlideObjectiveConfig::default());
     let features = run_target(&target, &batch(), None, &objective.needs()).expect("features");
     let (batch, delays) = (batch(), vec![1; TOKENS]);
-    let measured = held(objective.draft(), || {
-        let loss = objective.loss((&batch, &delays), &features, true).expect("a loss");
-        loss.numerator.expect("learned")
+    of_all_products(|| {
+        let measured = held(objective.draft(), || {
+            let loss = objective.loss((&batch, &delays), &features, true).expect("a loss");
+            loss.numerator.expect("learned")
+        });
+        assert_planned("GLIDE", &planned(&method, true), measured);
     });
-    assert_planned("GLIDE", &planned(&method, true), measured);
 }
 
 /// Keys for 90 blocks of a row.
@@ -226,10 +247,12 @@ fn assert_planned_of_a_chain(name: &str, method: &Dspark, config: &BlockConfig) 
 
 #[test]
 fn a_row_of_a_block_draft_holds_what_is_planned() {
-    for layers in [1, 2, 3] {
-        let method = Dflash { layers, shared: shared(None), ..Dflash::default() };
-        assert_planned_of_blocks("DFlash", &method, &network(layers, method.block_size));
-    }
+    of_all_products(|| {
+        for layers in [1, 2, 3] {
+            let method = Dflash { layers, shared: shared(None), ..Dflash::default() };
+            assert_planned_of_blocks("DFlash", &method, &network(layers, method.block_size));
+        }
+    });
 }
 
 #[test]

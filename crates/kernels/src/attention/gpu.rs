@@ -23,6 +23,7 @@ use crate::cuda::{self, Argument, Arguments, Program, block_memory, has_warp_gro
 #[cfg(all(test, feature = "cuda"))]
 use crate::cuda::{Block, Compiled};
 use crate::dispatch::{Products, products_of};
+use crate::factors::{as_factor, input_factor, kept_input};
 use crate::graph::differentiable_by_result;
 use crate::settings::one_pass_attention;
 use beside::Beside;
@@ -69,10 +70,20 @@ impl Way {
     fn takes(self, head_dim: usize) -> bool {
         match self {
             Self::Terms(_) => true,
-            Self::Pipelined => head_dim > 0 && head_dim <= 256 && head_dim.is_multiple_of(8),
+            Self::Pipelined => reads_halves(head_dim),
             Self::Groups | Self::OnePass => matches!(head_dim, 64 | 128),
         }
     }
+
+    /// The type in which its kernels read queries, keys and values.
+    fn factors(self) -> DType {
+        if matches!(self, Self::Terms(_)) { DType::F32 } else { DType::BF16 }
+    }
+}
+
+/// Whether the kernels of bf16 products read heads of such a width in bf16: multiples of 8 up to 256.
+pub(super) fn reads_halves(head_dim: usize) -> bool {
+    head_dim > 0 && head_dim <= 256 && head_dim.is_multiple_of(8)
 }
 
 /// Whether the kernels take such arguments: f32, or bf16 among them where nothing trains.
@@ -122,8 +133,9 @@ pub(super) fn attention_within(
         return out.to_dtype(q.dtype()).map(Some);
     }
     let wanted = [q.track_op(), k.track_op() || v.track_op()];
+    let kept = call.kept([q, k, v]);
     differentiable_by_result("attention", [q, k, v], out, move |out, gradient| {
-        call.backward(out, &log_sum_exp, &gradient.contiguous()?, wanted)
+        kept.with_factors()?.backward(out, &log_sum_exp, &gradient.contiguous()?, wanted)
     })
     .map(Some)
 }
@@ -182,22 +194,27 @@ impl Kernels {
 pub(crate) fn programs(way: Way, head_dim: usize, memory: usize) -> Vec<Compiled> {
     let takes = way.takes(head_dim);
     let own = takes.then(|| Kernels::new(way, head_dim, memory)).flatten();
-    let beside = (beside::program(head_dim), beside::blocks().to_vec());
+    let beside = [beside::program(head_dim), beside::program_of_halves(head_dim)];
+    let beside = beside.map(|program| (program, beside::blocks().to_vec()));
     let few = [few::program(head_dim), few::program_of_halves(head_dim)];
     let few = few.map(|program| (program, few::blocks(head_dim).to_vec()));
-    own.map(Kernels::into_compiled).into_iter().flatten().chain([beside]).chain(few).collect()
+    own.map(Kernels::into_compiled).into_iter().flatten().chain(beside).chain(few).collect()
 }
 
-/// One call's arguments, detached and contiguous: f32, or bf16 where all of the call's kernels take it.
+/// One call's arguments, detached and contiguous, as the kernels of its way read them.
 struct Call {
     kernels: Arc<Kernels>,
     tables: Arc<Tables>,
     dims: Dims,
     queries: usize,
     keys: usize,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    /// Of queries, keys and values.
+    factors: DType,
+    /// Of the result of ranges: bf16 where queries came so and no single keys are added to it.
+    of_result: DType,
+    q: Arc<Tensor>,
+    k: Arc<Tensor>,
+    v: Arc<Tensor>,
 }
 
 impl Call {
@@ -215,21 +232,45 @@ impl Call {
             Cut { keys: one_pass::KEYS, rows, group: dims.group() }
         });
         let tables = Tables::of(ranges, Wanted { trained_keys, one_pass }, device)?;
-        let widens = matches!(way, Way::Terms(_)) || tables.has_singles;
-        let plain = |t: &Tensor| {
-            let t = t.detach();
-            if widens { t.to_dtype(DType::F32)?.contiguous() } else { t.contiguous() }
-        };
+        let factors = way.factors();
+        let is_half = q.dtype() == factors && !tables.has_singles;
         Ok(Some(Self {
             kernels,
-            tables,
             dims,
             queries: q.dim(0)?,
             keys: k.dim(0)?,
-            q: plain(q)?,
-            k: plain(k)?,
-            v: plain(v)?,
+            factors,
+            of_result: if is_half { factors } else { DType::F32 },
+            q: input_factor(q, factors)?,
+            k: input_factor(k, factors)?,
+            v: input_factor(v, factors)?,
+            tables,
         }))
+    }
+
+    /// The same with what the graph keeps of the arguments for the backward pass: their factors, where it lets go of
+    /// the arguments themselves.
+    fn kept(self, [q, k, v]: [&Tensor; 3]) -> Self {
+        let (q, k, v) = (kept_input(q, &self.q), kept_input(k, &self.k), kept_input(v, &self.v));
+        Self { q, k, v, ..self }
+    }
+
+    /// The call of what was kept.
+    fn with_factors(&self) -> Result<Self> {
+        let factor = |kept: &Tensor| as_factor(kept, self.factors).map(Arc::new);
+        Ok(Self {
+            kernels: Arc::clone(&self.kernels),
+            tables: Arc::clone(&self.tables),
+            q: factor(&self.q)?,
+            k: factor(&self.k)?,
+            v: factor(&self.v)?,
+            ..*self
+        })
+    }
+
+    /// Queries, keys and values.
+    fn arguments(&self) -> [&Tensor; 3] {
+        [&self.q, &self.k, &self.v]
     }
 
     /// (token, query head) pairs.

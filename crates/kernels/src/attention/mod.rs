@@ -244,6 +244,12 @@ impl Dims {
     }
 }
 
+/// Whether an NVIDIA GPU with bf16 products reads queries, keys and values of heads of such a width in bf16, and keeps them
+/// so for the backward pass where the graph lets go of the f32 ones.
+pub fn keeps_halves(head_dim: usize) -> bool {
+    gpu::reads_halves(head_dim)
+}
+
 /// Keys of a tile. Tiles are cut at its multiples, so keys that are dropped by whole tiles leave every bit.
 pub const TILE_KEYS: usize = 256;
 

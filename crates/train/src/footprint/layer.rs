@@ -3,7 +3,7 @@
 //! A result is kept where an op reads it in the backward pass. That pass gives up the gradient of a state once it is
 //! handed on. Two places of a layer hold most: the MLP and attention.
 
-use longdraft_kernels::attention::held_bytes;
+use longdraft_kernels::attention::{held_bytes, keeps_halves};
 
 use super::row::{ALL_PASSES, Row};
 
@@ -27,20 +27,26 @@ pub struct Layer {
 impl Layer {
     /// Kept of a query: itself after rotation, what attention returns, a log-sum-exp a head, and
     /// the 8 bytes of its range of keys.
-    pub fn query_values(&self) -> u64 {
-        2 * self.query + self.heads + 2
+    pub fn query_values(&self, row: &Row) -> u64 {
+        self.attended_values(row, self.query) + self.query + self.heads + 2
     }
 
     /// Kept of a token's keys and values: keys after rotation, values.
-    pub fn key_values(&self) -> u64 {
-        2 * self.kv
+    pub fn key_values(&self, row: &Row) -> u64 {
+        self.attended_values(row, 2 * self.kv)
+    }
+
+    /// Values of f32 that so many of queries, keys or values take, as attention keeps them.
+    pub fn attended_values(&self, row: &Row, values: u64) -> u64 {
+        let head_dim = self.query / self.heads.max(1);
+        if keeps_halves(head_dim as usize) { row.input_values(values) } else { values }
     }
 
     /// Kept of a token in a layer whose gate, up and product are one: norms before attention and the MLP,
     /// attention with its keys, the sum, gate and up, output. Products alone read the norms.
     pub fn token_values(&self, row: &Row) -> u64 {
         let norms = 2 * row.input_values(self.width);
-        norms + 2 * self.width + self.query_values() + self.key_values() + 2 * self.inner
+        norms + 2 * self.width + self.query_values(row) + self.key_values(row) + 2 * self.inner
     }
 
     /// Of the matrices of queries, keys and values.

@@ -14,8 +14,19 @@ use crate::cuda::{Argument, Arguments, Launch, Program};
 const THREADS: usize = 128;
 const WARP: usize = 32;
 
+/// The program for one width of heads, whose queries, keys and values are f32.
 pub(super) fn program(head_dim: usize) -> Program {
-    Program::new("attention_rows", include_str!("rows.cu"), &[("HEAD_DIM", head_dim)])
+    program_of(head_dim, false)
+}
+
+/// The same with bf16 ones.
+pub(super) fn program_of_halves(head_dim: usize) -> Program {
+    program_of(head_dim, true)
+}
+
+fn program_of(head_dim: usize, halves: bool) -> Program {
+    let numbers = [("HEAD_DIM", head_dim), ("HALVES", usize::from(halves))];
+    Program::new("attention_rows", include_str!("rows.cu"), &numbers)
 }
 
 /// What blocks of its kernels have.
@@ -38,7 +49,13 @@ pub(super) struct Beside<'a> {
 impl<'a> Beside<'a> {
     pub(super) fn of(call: &'a Call) -> Self {
         static KNOWN: Programs = Programs::new(BTreeMap::new());
-        Self { program: of_width(&KNOWN, call.dims.head_dim, program), call }
+        static OF_HALVES: Programs = Programs::new(BTreeMap::new());
+        let head_dim = call.dims.head_dim;
+        let program = match call.factors {
+            DType::BF16 => of_width(&OF_HALVES, head_dim, program_of_halves),
+            _ => of_width(&KNOWN, head_dim, program),
+        };
+        Self { program, call }
     }
 
     fn run<const N: usize>(
@@ -71,8 +88,9 @@ impl<'a> Beside<'a> {
         of_ranges: &Tensor,
         log_sum_exp: &Tensor,
     ) -> Result<(Tensor, Tensor)> {
-        let Call { tables, dims, q, k, v, .. } = self.call;
-        let arguments = Arguments::of([q, k, v, &tables.singles, &tables.singles_end])
+        let Call { tables, dims, .. } = self.call;
+        let arguments = Arguments::of(self.call.arguments())
+            .and([&tables.singles, &tables.singles_end])
             .and([self.call.rows(), dims.heads, dims.kv_heads])
             .and([self.call.scale()])
             .and([of_ranges, log_sum_exp]);
@@ -82,8 +100,8 @@ impl<'a> Beside<'a> {
 
     /// The queries' gradient by ranges with that by single keys.
     pub(super) fn of_queries(&self, through: &Through<'_>, of_ranges: &Tensor) -> Result<Tensor> {
-        let Call { tables, dims, q, k, v, .. } = self.call;
-        let arguments = Arguments::of([q, k, v])
+        let Call { tables, dims, q, .. } = self.call;
+        let arguments = Arguments::of(self.call.arguments())
             .and([through.gradient, through.log_sum_exp, through.delta])
             .and([&tables.singles, &tables.singles_end])
             .and([self.call.rows(), dims.heads, dims.kv_heads])
@@ -96,13 +114,13 @@ impl<'a> Beside<'a> {
 
     /// Gradients of the distinct single keys and their values, `[S, K, D]` each.
     pub(super) fn of_keys(&self, through: &Through<'_>) -> Result<[Tensor; 2]> {
-        let Call { dims, q, k, v, .. } = self.call;
+        let Call { dims, q, .. } = self.call;
         let Some(tables) = &self.call.tables.seen_by else { bail!("attention: frozen keys") };
         if tables.count == 0 {
             let nothing = Tensor::zeros(1, DType::F32, q.device())?;
             return Ok([nothing.clone(), nothing]);
         }
-        let arguments = Arguments::of([q, k, v])
+        let arguments = Arguments::of(self.call.arguments())
             .and([through.gradient, through.log_sum_exp, through.delta])
             .and([&tables.single, &tables.queries_from, &tables.queries])
             .and([dims.heads, dims.kv_heads])

@@ -199,15 +199,14 @@ impl Kernels {
     pub(super) fn forward(&self, call: &Call) -> Result<(Tensor, Tensor)> {
         let [q, k, v] = halves([&call.q, &call.k, &call.v])?;
         let Call { tables, dims, .. } = call;
-        let of_result = call.q.dtype();
         let arguments = Arguments::of([&q, &k, &v, &tables.start, &tables.end])
             .and([tables.has_singles])
             .and([call.queries, dims.heads, dims.kv_heads])
             .and([call.scale()])
-            .and([of_result == DType::BF16]);
+            .and([call.of_result == DType::BF16]);
         let blocks = (self.forward, call.tiles(self.forward.own));
         let [out, log_sum_exp] = result_shapes(call);
-        let results = [(out, of_result), (log_sum_exp, DType::F32)];
+        let results = [(out, call.of_result), (log_sum_exp, DType::F32)];
         self.run(call, blocks, &arguments, &results).map(Into::into)
     }
 

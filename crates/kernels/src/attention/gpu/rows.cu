@@ -1,5 +1,12 @@
-// What attention has beside ranges of keys, from f32 values: a warp for each row or single key. A range's kernels
-// (tiles.cu, pipelined.cu, groups.cu) leave single keys out. HEAD_DIM is set when it is compiled.
+// What attention has beside ranges of keys, in f32: a warp for each row or single key. A range's kernels (tiles.cu,
+// pipelined.cu, groups.cu) leave single keys out. HEAD_DIM is set when it is compiled, and HALVES: whether queries, keys
+// and values are bf16.
+
+#if HALVES
+typedef u16 Factor;
+#else
+typedef float Factor;
+#endif
 
 #define OWN ((HEAD_DIM + 31) / 32)
 
@@ -11,6 +18,13 @@ struct Head {
         for (int i = 0; i < OWN; i++) {
             int dim = 32 * i + threadIdx.x % 32;
             values[i] = dim < HEAD_DIM ? from[dim] : 0.0f;
+        }
+    }
+    METHOD void load(const u16 *from) {
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            int dim = 32 * i + threadIdx.x % 32;
+            values[i] = dim < HEAD_DIM ? unpack_low(from[dim]) : 0.0f;
         }
     }
     METHOD void store(float *to) const {
@@ -47,7 +61,7 @@ KERNEL(attention_delta)
 
 // Adds single keys to the result of the ranges, by its log-sum-exp; that of a row without a range is -INFINITY, and 0
 // afterwards if it sees nothing at all. Rows are (token, head) pairs.
-extern "C" __global__ void attention_singles_forward(const float *q, const float *k, const float *v, const u32 *singles,
+extern "C" __global__ void attention_singles_forward(const Factor *q, const Factor *k, const Factor *v, const u32 *singles,
                                            const u32 *singles_end, u32 rows, u32 heads, u32 kv_heads, float scale,
                                            const float *of_ranges, const float *lse_of_ranges, float *out, float *lse) {
     u32 row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -75,7 +89,7 @@ extern "C" __global__ void attention_singles_forward(const float *q, const float
 KERNEL(attention_singles_forward)
 
 // Adds what single keys give to dQ.
-extern "C" __global__ void attention_singles_backward_queries(const float *q, const float *k, const float *v, const float *gradient,
+extern "C" __global__ void attention_singles_backward_queries(const Factor *q, const Factor *k, const Factor *v, const float *gradient,
                                                     const float *lse, const float *delta, const u32 *singles,
                                                     const u32 *singles_end, u32 rows, u32 heads, u32 kv_heads,
                                                     float scale, const float *of_ranges, float *dq) {
@@ -99,7 +113,7 @@ KERNEL(attention_singles_backward_queries)
 
 // dK and dV of single keys, [singles, K, D] each. Grid: distinct single keys, key-value heads; a warp each. Key
 // `single[i]` is seen by the queries `seen_by` from `seen_from[i]` to `seen_from[i + 1]`.
-extern "C" __global__ void attention_singles_backward_keys(const float *q, const float *k, const float *v, const float *gradient,
+extern "C" __global__ void attention_singles_backward_keys(const Factor *q, const Factor *k, const Factor *v, const float *gradient,
                                                  const float *lse, const float *delta, const u32 *single,
                                                  const u32 *seen_from, const u32 *seen_by, u32 heads, u32 kv_heads,
                                                  float scale, float *dk, float *dv) {

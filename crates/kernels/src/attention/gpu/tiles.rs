@@ -69,8 +69,9 @@ impl Kernels {
 
     /// As [`Call::forward`], without single keys.
     pub(super) fn forward(&self, call: &Call) -> Result<(Tensor, Tensor)> {
-        let Call { q, k, v, tables, dims, .. } = call;
-        let arguments = Arguments::of([q, k, v, &tables.start, &tables.end])
+        let Call { tables, dims, .. } = call;
+        let arguments = Arguments::of(call.arguments())
+            .and([&tables.start, &tables.end])
             .and([tables.has_singles])
             .and([call.queries, call.keys, dims.heads, dims.kv_heads])
             .and([call.scale()]);
@@ -81,8 +82,8 @@ impl Kernels {
 
     /// The queries' gradient by ranges.
     pub(super) fn of_queries(&self, call: &Call, through: &Through<'_>) -> Result<Tensor> {
-        let Call { q, k, v, tables, dims, .. } = call;
-        let arguments = Arguments::of([q, k, v])
+        let Call { q, tables, dims, .. } = call;
+        let arguments = Arguments::of(call.arguments())
             .and([through.gradient, through.log_sum_exp, through.delta])
             .and([&tables.start, &tables.end])
             .and([call.queries, call.keys, dims.heads, dims.kv_heads])

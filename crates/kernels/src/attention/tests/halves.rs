@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor, Var};
 
-use super::super::{KeyRanges, attention};
-use super::{random_ranges, ranges_with_singles};
+use super::super::{KeyRanges, attention, keeps_halves};
+use super::{random_ranges, ranges_with_singles, variables};
 use crate::cuda::emulator::emulated;
 use crate::dispatch::with_half_products;
-use crate::test_support::{Noise, assert_close};
+use crate::factors::input_factor;
+use crate::graph::{Backward, cat, narrow, node};
+use crate::rope::{Rope, RopeScaling, rope};
+use crate::test_support::{Noise, assert_close, bits};
 
 fn half(tensor: &Tensor) -> Result<Tensor> {
     tensor.to_dtype(DType::BF16)
@@ -56,6 +59,103 @@ fn bf16_arguments_have_the_result_of_their_values() -> Result<()> {
         assert_eq!(plain.dtype(), DType::BF16);
         let of_values = attention(&wide_q, &wide_k, &wide_v, &ranges)?;
         assert_eq!(values(&plain)?, values(&half(&of_values)?)?);
+    }
+    Ok(())
+}
+
+/// Ranges of keys, for odd seeds with single ones beside them.
+fn ranges_of(seed: u64, tokens: usize) -> Arc<KeyRanges> {
+    let mut noise = Noise::new(seed + 600);
+    match seed % 2 {
+        1 => Arc::new(ranges_with_singles(&mut noise, seed / 2, tokens)),
+        _ => random_ranges(&mut noise, tokens),
+    }
+}
+
+/// Bits of a result, and of the gradients of variables that it was computed from.
+fn all_bits(out: &Tensor, variables: [&Var; 3]) -> Result<Vec<Vec<u32>>> {
+    let gradients = out.sqr()?.sum_all()?.gradients()?;
+    let of_variables = variables.map(|t| bits(gradients.get(t).expect("a gradient")));
+    Ok([vec![bits(out)], of_variables.to_vec()].concat())
+}
+
+/// Tokens, and widths of heads: of all kinds of kernels, the last one of those that read f32.
+const TRAINED: [(u64, usize, usize); 7] =
+    [(0, 97, 64), (1, 70, 64), (2, 70, 80), (3, 70, 80), (4, 130, 128), (5, 66, 256), (6, 70, 20)];
+
+/// Queries, keys and values that train are rounded once. The graph keeps them so if it lets go of the f32 ones, which
+/// changes no bit: neither of results nor of gradients.
+#[test]
+fn what_trains_is_kept_in_bf16_with_the_bits_of_its_rounded_values() -> Result<()> {
+    for (seed, tokens, head_dim) in TRAINED {
+        let ranges = ranges_of(seed, tokens);
+        let keys = ranges.max_end().max(tokens);
+        let [q, k, v] = variables(&mut Noise::new(seed + 700), [tokens, 4], [keys, 2], head_dim);
+        let of_halves = |t: &Var| Var::from_tensor(&wide(&half(t)?)?);
+        let rounded = [of_halves(&q)?, of_halves(&k)?, of_halves(&v)?];
+        with_half_products(|| {
+            emulated(|| {
+                // Values of variables may change, so that they are kept themselves.
+                let of_variables = all_bits(&attention(&q, &k, &v, &ranges)?, [&q, &k, &v])?;
+                let nodes = [node(&q)?, node(&k)?, node(&v)?];
+                let out = attention(&nodes[0], &nodes[1], &nodes[2], &ranges)?;
+                for t in &nodes {
+                    let [kept, again] = [0; 2].map(|_| input_factor(t, DType::BF16));
+                    let are_kept = Arc::ptr_eq(&kept?, &again?);
+                    assert_eq!(are_kept, keeps_halves(head_dim), "heads of {head_dim}");
+                }
+                let of_nodes = all_bits(&out, [&q, &k, &v])?;
+                assert!(of_nodes == of_variables, "heads of {head_dim}");
+                let [q, k, v] = &rounded;
+                let of_rounded = all_bits(&attention(q, k, v, &ranges)?, [q, k, v])?;
+                // In f32 single keys are read as they are.
+                let are_read = keeps_halves(head_dim) || seed % 2 == 0;
+                assert_eq!(of_nodes == of_rounded, are_read, "heads of {head_dim}");
+                Ok::<_, candle_core::Error>(())
+            })
+        })?;
+    }
+    Ok(())
+}
+
+/// Rotated queries and keys, some of them laid end to end as test-time steps have them, have the gradients of the rotation
+/// of what attention gives to rotated variables.
+#[test]
+fn rotated_heads_that_are_kept_in_bf16_have_the_bits_of_variables() -> Result<()> {
+    for (seed, tokens, head_dim) in TRAINED {
+        let ranges = ranges_of(seed, tokens);
+        let keys = ranges.max_end().max(tokens);
+        let [q, k, v] = variables(&mut Noise::new(seed + 800), [tokens, 4], [keys, 2], head_dim);
+        let positions = |count: usize| (0..count as u32).map(|t| 5 * t).collect::<Vec<_>>();
+        let rotation = Rope::new(head_dim, 1e4, RopeScaling::None)?;
+        let table = |count| rotation.table(&positions(count), &Device::Cpu);
+        let (of_q, of_k) = (table(tokens)?, table(keys)?);
+        with_half_products(|| {
+            emulated(|| {
+                let turned = rope(&k, &of_k)?;
+                let first = keys / 2;
+                let parts =
+                    [narrow(&turned, 0, 0, first)?, narrow(&turned, 0, first, keys - first)?];
+                let own = attention(&rope(&q, &of_q)?, &cat(&parts, 0)?, &node(&v)?, &ranges)?;
+                let [turned_q, turned_k] = [rope(&q, &of_q)?, turned];
+                let turned_q = Var::from_tensor(&turned_q.detach())?;
+                let turned_k = Var::from_tensor(&turned_k.detach())?;
+                let plain = attention(&turned_q, &turned_k, &v, &ranges)?;
+                assert_eq!(bits(&own), bits(&plain));
+                let (own, plain) =
+                    (own.sqr()?.sum_all()?.gradients()?, plain.sqr()?.sum_all()?.gradients()?);
+                let gradient = |store: &candle_core::backprop::GradStore, of: &Var| {
+                    store.get(of).expect("a gradient").clone()
+                };
+                let back = |t: Tensor, table: &crate::rope::RopeTable| rope(&t, &table.reversed()?);
+                assert_eq!(bits(&gradient(&own, &v)), bits(&gradient(&plain, &v)));
+                let want = back(gradient(&plain, &turned_q), &of_q)?;
+                assert_eq!(bits(&gradient(&own, &q)), bits(&want), "heads of {head_dim}");
+                let want = back(gradient(&plain, &turned_k), &of_k)?;
+                assert_eq!(bits(&gradient(&own, &k)), bits(&want), "heads of {head_dim}");
+                Ok::<_, candle_core::Error>(())
+            })
+        })?;
     }
     Ok(())
 }

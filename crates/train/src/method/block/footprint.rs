@@ -265,7 +265,7 @@ impl BlockFootprint {
         let of_layer = |index| self.kept_by_layer(index, row, (slots, known, ended));
         let of_layers = known * layer.width + (0..layers).map(of_layer).sum::<u64>();
         // Every layer joins the keys and values of context and slots.
-        let joined = layers * 2 * layer.kv * (row.tokens * row.parts + slots);
+        let joined = layers * layer.key_values(row) * (row.tokens * row.parts + slots);
         // The gradient of a chain's output table waits.
         let table = config.chain.map_or(0, |sizes| sizes.rank * config.draft_vocab_size) as u64;
         row.tokens * of_context.iter().sum::<u64>()
@@ -294,7 +294,7 @@ impl BlockFootprint {
             |sizes| 2 * self.kernel_values(sizes) + 4 * layer.width + norm - halved + product;
         let of_made = [
             // All but the first norm: attention, MLP.
-            layer.token_values(row) - layer.key_values() - halved,
+            layer.token_values(row) - layer.key_values(row) - halved,
             config.convolution.map_or(0, convolved),
             if self.adds_gated(row) { layer.gated_onto_values(row) } else { 0 },
             if chooses { halved } else { 0 },
@@ -367,7 +367,7 @@ impl BlockFootprint {
             let mlp = layer.gated_gradients(slots);
             let last_matrix = layer.width * layer.inner;
             let in_mlp = later + last_matrix - layer.matrices() + waiting + mlp;
-            let attended = waiting + layer.attended_gradients(slots, tokens + slots, slots);
+            let attended = waiting + layer.attended_gradients(row, slots, tokens + slots, slots);
             // Queries come after the context: all other weights have gradients.
             let in_queries = trained - layer.read * layer.query + layer.queried_gradients(slots);
             return in_mlp.max(later - layer.projections() + attended).max(in_queries);

@@ -200,14 +200,14 @@ impl<'a> Steps<'a> {
         ];
         let of_row = [
             width + 1,                                  // the state, chosen by an index
-            layer.query_values(),                       // attention
+            layer.query_values(self.row),               // attention
             if_set(config.norm_before_residual, width), // norm of the residual
             width + self.row.input_values(width),       // sum after attention, its norm
             2 * layer.inner + width,                    // gate and up, output
             2 * width,                                  // steps joined, the gradient of their norm
             if_set(self.row.is_accelerator(), layer.gated_onto_values(self.row)), // what the MLP keeps
         ];
-        let gathered = 2 * layer.kv * self.row.parts;
+        let gathered = layer.key_values(self.row) * self.row.parts;
         let of_token = [
             width, // `fc`
             // Tapped layers as they are cut out, normed, joined.
@@ -219,10 +219,10 @@ impl<'a> Steps<'a> {
         let later = rows.iter().zip(0_u64..).skip(1);
         let of_later = later.map(|(rows, step)| {
             // Keys outside of a query's range, and all keys and values so far one after the other.
-            rows * (of_input + 1 + step) + 2 * layer.kv * self.keys(step as usize)
+            rows * (of_input + 1 + step) + layer.key_values(self.row) * self.keys(step as usize)
         });
         // The first step makes inputs and keys of all tokens and chooses among them, with angles of their own.
-        let of_keys = of_token + of_input + layer.key_values();
+        let of_keys = of_token + of_input + layer.key_values(self.row);
         let of_first =
             self.row.tokens * of_keys + rows[0] * (self.row.input_values(2 * width) + 1 + angles);
         let handed_on = rows[..rows.len() - 1].iter().sum::<u64>();
@@ -251,7 +251,7 @@ impl<'a> Steps<'a> {
                 waiting + missing(layer.width * layer.inner) - missing(layer.matrices())
                     + layer.gated_gradients(rows),
                 waiting - missing(layer.projections())
-                    + layer.attended_gradients(rows, keys, singles),
+                    + layer.attended_gradients(self.row, rows, keys, singles),
                 waiting - missing(layer.read * layer.query) + layer.queried_gradients(rows),
                 self.norm_gradients(),
             ];
@@ -331,8 +331,9 @@ mod tests {
         let kept_on_gpu = |row: &Row| -> u64 { memory(&config, 1, row).activations };
         let single = kept_on_gpu(&Row { half_products: false, ..gpu });
         assert_eq!(single - bytes, 4 * rows * i);
-        // Halves: the input of all tokens, that of the rows, the norm before the MLP, the product.
-        let halved = 100 * 2 * h + rows * (2 * h + h + i);
+        // Halves: the input of all tokens with keys and values, that of the rows, queries, the norm before the MLP, the
+        // product.
+        let halved = 100 * (2 * h + 2 * kv) + rows * (2 * h + q + h + i);
         assert_eq!(single - kept_on_gpu(&gpu), 2 * halved);
         let trained = tensor_values(&tensor_specs(&config));
         assert_eq!((first.weight_gradients, first.left), (4 * trained, 4 * trained));

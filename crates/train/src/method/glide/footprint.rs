@@ -90,7 +90,7 @@ fn gradients(layer: &Layer, row: &Row, trained: u64) -> u64 {
         return layer.mlp_gradients(tokens).max(in_attention);
     }
     let in_mlp = layer.width * layer.inner + layer.gated_gradients(tokens);
-    let in_attention = attending + layer.attended_gradients(tokens, keys, 0);
+    let in_attention = attending + layer.attended_gradients(row, tokens, keys, 0);
     let in_queries = trained - layer.read * layer.query + layer.queried_gradients(tokens);
     in_mlp.max(in_attention).max(in_queries)
 }
@@ -101,16 +101,16 @@ fn row_memory(config: &GlideConfig, row: &Row, against: Against) -> RowMemory {
     let width = layer.width;
     let trained = tensor_values(&tensor_specs(&GlideConfig { compat: None, ..config.clone() }));
     let has_norm = u64::from(config.final_norm != FinalNorm::None);
-    let gathered = if row.parts > 1 { 2 * layer.kv * row.parts } else { 0 };
+    let gathered = if row.parts > 1 { layer.key_values(row) * row.parts } else { 0 };
     let of_token = [
-        width,                         // embeddings
-        layer.token_values(row),       // attention to its own keys, MLP
-        row.input_values(layer.inner), // product of gate and up
-        row.input_values(width),       // norm before attention to the target's keys
-        width + layer.query_values(),  // sum of it
-        gathered,                      // keys and values of all parts of the row
-        has_norm * width,              // final norm
-        config.head_dim as u64,        // angles
+        width,                           // embeddings
+        layer.token_values(row),         // attention to its own keys, MLP
+        row.input_values(layer.inner),   // product of gate and up
+        row.input_values(width),         // norm before attention to the target's keys
+        width + layer.query_values(row), // sum of it
+        gathered,                        // keys and values of all parts of the row
+        has_norm * width,                // final norm
+        config.head_dim as u64,          // angles
     ];
     // The state that the head reads with its gradient and its index.
     let of_learned = 2 * width + 1;
@@ -155,9 +155,9 @@ mod tests {
         let gpu = on_gpu(100);
         let single = Row { half_products: false, ..gpu };
         assert_eq!(memory(&config, &single).activations, memory_of_row.activations);
-        // Halves: three norms, the product.
+        // Halves: three norms, the product, queries of both, keys and values.
         let less = memory_of_row.activations - memory(&config, &gpu).activations;
-        assert_eq!(less, 100 * 2 * (3 * h + i));
+        assert_eq!(less, 100 * 2 * (3 * h + i + 2 * q + 2 * kv));
         let normed = GlideConfig { final_norm: FinalNorm::Trained, ..config };
         let with_norm = memory(&normed, &row).activations;
         assert_eq!(with_norm - memory_of_row.activations, 4 * 100 * h);
