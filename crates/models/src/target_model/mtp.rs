@@ -157,18 +157,13 @@ impl MtpBlock {
         let weights = FileWeights::new(&source, options);
         let norm = |name: &str| build::norm(&with, &weights, name);
         let head_norm = if has_head_norm { own(HEAD_NORM) } else { FINAL_NORM.to_owned() };
-        let ropes = Ropes::of(&with)?;
-        if ropes.border().is_some() {
-            let reason = "a block for several tokens beside `longrope` is not supported".to_owned();
-            return Err(ModelError::unrecognised(source.path(), reason));
-        }
         Ok(Self {
             joint: Projection { weight: weights.matrix(&own(JOINT))?, bias: None },
             embedding_norm: norm(&own(EMBEDDING_NORM))?,
             hidden_norm: norm(&own(HIDDEN_NORM))?,
             head_norm: norm(&head_norm)?,
             layer: build::layer(&with, &weights, index, &LayerShare::of(&with, None)?)?,
-            ropes,
+            ropes: Ropes::of(&with)?,
             hands_on_normed: matches!(
                 config.architecture,
                 Architecture::Qwen3Next | Architecture::Qwen35 | Architecture::Qwen35Moe
