@@ -7,7 +7,7 @@
 //!
 //! What is computed otherwise than by kernels of ours, candle's ops and transfers among it, lies at another place in each
 //! recording. So a pass that needs it is never alike. The one thing that does not show is a write into a tensor that
-//! stays: whoever makes one says so ([`spoil`]).
+//! stays: whoever makes one says so (`spoil`).
 
 mod inputs;
 
