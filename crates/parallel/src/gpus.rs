@@ -164,7 +164,7 @@ fn join(ranks: &World, device: &Device, config: &ParallelConfig) -> Result<Arc<d
     let mut name = if ranks.is_first() { new_name()? } else { [0; NAME_BYTES] };
     ranks.broadcast(0, &mut name);
     let (place, limit) = ((ranks.rank(), ranks.size()), config.timeout() + LATER);
-    let joined = ranks.watched(|| Communicator::join(device, place, &name, limit))?;
+    let joined = ranks.meeting(|| Communicator::join(device, place, &name, limit))?;
     Ok(Arc::new(joined))
 }
 

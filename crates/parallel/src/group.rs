@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::transport::Transport;
+use super::transport::{Transport, Wait};
 
 /// A group of ranks.
 pub(super) struct Group {
@@ -50,8 +50,8 @@ impl Transport for Group {
         self.world.set_patient(is_patient);
     }
 
-    fn watched(&self, among: &[usize], work: &mut dyn FnMut()) {
+    fn watched(&self, wait: Wait, among: &[usize], work: &mut dyn FnMut()) {
         let among: Vec<usize> = among.iter().map(|rank| self.members[*rank]).collect();
-        self.world.watched(&among, work);
+        self.world.watched(wait, &among, work);
     }
 }

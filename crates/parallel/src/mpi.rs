@@ -13,7 +13,7 @@ use ::mpi::environment::{Threading, Universe};
 use ::mpi::point_to_point::send_receive_into;
 use ::mpi::topology::{Communicator, SimpleCommunicator};
 
-use super::transport::Transport;
+use super::transport::{Transport, Wait};
 use super::watch::{Watch, leave, tell};
 use crate::error::{ParallelError, Result};
 
@@ -115,8 +115,8 @@ impl Transport for Mpi {
         SimpleCommunicator::world().abort(i32::from(code))
     }
 
-    fn watched(&self, _: &[usize], work: &mut dyn FnMut()) {
-        self.watched(|_| work());
+    fn watched(&self, wait: Wait, _: &[usize], work: &mut dyn FnMut()) {
+        self.watch.over_within(wait.most(), work);
     }
 
     fn set_timeout(&self, limit: Duration) {

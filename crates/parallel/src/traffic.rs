@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::transport::Transport;
+use super::transport::{Transport, Wait};
 
 /// Counters of a rank, from its start on. Seconds include the wait for slower ranks, and gathers
 /// that run beside the computation.
@@ -121,7 +121,7 @@ impl Transport for Counted {
         self.transport.set_patient(is_patient);
     }
 
-    fn watched(&self, among: &[usize], work: &mut dyn FnMut()) {
-        self.count(0, |transport| transport.watched(among, work));
+    fn watched(&self, wait: Wait, among: &[usize], work: &mut dyn FnMut()) {
+        self.count(0, |transport| transport.watched(wait, among, work));
     }
 }

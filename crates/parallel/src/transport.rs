@@ -2,6 +2,27 @@
 
 use std::time::Duration;
 
+/// What ranks wait for in another way than by a transport's collectives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// A collective of their devices.
+    Exchange,
+    /// Until their devices have found each other.
+    #[cfg_attr(not(feature = "nccl"), allow(dead_code, reason = "devices meet by NCCL alone"))]
+    Meeting,
+}
+
+impl Wait {
+    /// What it may take at most, whatever other waits may. Devices look for each other at the start, when all ranks are
+    /// there: where they do not find each other in this time, they never do.
+    pub(super) fn most(self) -> Option<Duration> {
+        match self {
+            Self::Exchange => None,
+            Self::Meeting => Some(Duration::from_mins(10)),
+        }
+    }
+}
+
 /// The collectives that everything else is built from. Every rank calls the same ones in the same
 /// order; lengths agree where nothing else is said. Where a transport has no better way they are made
 /// of messages between two ranks: blocks travel in rings, so that every rank sends and receives each
@@ -79,9 +100,9 @@ pub(super) trait Transport: Send + Sync {
         }
     }
 
-    /// Runs what waits for some ranks in another way, under the same limit.
-    fn watched(&self, among: &[usize], work: &mut dyn FnMut()) {
-        let _ = among;
+    /// Runs what waits for some ranks in another way, under the same limit, or that of the wait if it is less.
+    fn watched(&self, wait: Wait, among: &[usize], work: &mut dyn FnMut()) {
+        let _ = (wait, among);
         work();
     }
 
@@ -106,11 +127,11 @@ fn starts(lengths: &[usize]) -> Vec<usize> {
     starts.collect()
 }
 
-/// Runs what waits for all ranks in another way than a transport's collectives, under the same limit.
-pub(super) fn watched<T>(transport: &dyn Transport, work: impl FnOnce() -> T) -> T {
+/// Runs what waits for all ranks as [`Transport::watched`] does.
+pub(super) fn watched<T>(transport: &dyn Transport, wait: Wait, work: impl FnOnce() -> T) -> T {
     let all: Vec<usize> = (0..transport.size()).collect();
     let (mut work, mut result) = (Some(work), None);
-    transport.watched(&all, &mut || result = work.take().map(|work| work()));
+    transport.watched(wait, &all, &mut || result = work.take().map(|work| work()));
     result.expect("every transport runs the work once")
 }
 

@@ -26,6 +26,8 @@ const IDLE: u64 = u64::MAX;
 pub(super) struct Watch {
     start: Instant,
     limit: AtomicU64,
+    /// What the wait that runs may take at most, where it has a limit of its own; else [`IDLE`].
+    most: AtomicU64,
     /// Start of the collective that runs, or [`IDLE`].
     since: AtomicU64,
     /// Whether others may work for as long as they like.
@@ -37,9 +39,9 @@ impl Watch {
     /// told the limit, and whether the wait is patient. Where it returns, the wait begins anew.
     /// The start fails where there is no thread for it.
     pub(super) fn start(expired: impl Fn(Duration, bool) + Send + 'static) -> Result<Arc<Self>> {
-        let (limit, since) = (AtomicU64::new(millis(LONGEST_WAIT)), AtomicU64::new(IDLE));
-        let is_patient = AtomicBool::new(false);
-        let watch = Arc::new(Self { start: Instant::now(), limit, since, is_patient });
+        let (limit, is_patient) = (AtomicU64::new(millis(LONGEST_WAIT)), AtomicBool::new(false));
+        let [most, since] = [IDLE; 2].map(AtomicU64::new);
+        let watch = Arc::new(Self { start: Instant::now(), limit, most, since, is_patient });
         let watched = Arc::downgrade(&watch);
         let guard = move || {
             while let Some(watch) = watched.upgrade() {
@@ -71,6 +73,14 @@ impl Watch {
         self.is_patient.store(is_patient, Ordering::Release);
     }
 
+    /// The same for a wait that may take no longer than `most`, if that is less than the limit.
+    pub(super) fn over_within<T>(&self, most: Option<Duration>, wait: impl FnOnce() -> T) -> T {
+        self.most.store(most.map_or(IDLE, millis), Ordering::Relaxed);
+        let result = self.over(wait);
+        self.most.store(IDLE, Ordering::Relaxed);
+        result
+    }
+
     /// Runs a collective under the watchdog's eyes.
     pub(super) fn over<T>(&self, collective: impl FnOnce() -> T) -> T {
         self.since.store(self.now(), Ordering::Relaxed);
@@ -85,8 +95,8 @@ impl Watch {
 
     /// The limit, if a wait is longer at this time.
     fn exceeded(&self, now: u64) -> Option<Duration> {
-        let (since, limit) =
-            (self.since.load(Ordering::Relaxed), self.limit.load(Ordering::Relaxed));
+        let since = self.since.load(Ordering::Relaxed);
+        let limit = self.limit.load(Ordering::Relaxed).min(self.most.load(Ordering::Relaxed));
         let is_long = since != IDLE && now.saturating_sub(since) > limit;
         is_long.then(|| Duration::from_millis(limit))
     }
@@ -165,5 +175,22 @@ mod tests {
             assert_eq!(watch.exceeded(since + late), None);
             assert_eq!(watch.exceeded(since + late + 1), Some(LONGEST_WAIT));
         });
+    }
+
+    #[test]
+    fn a_wait_with_a_limit_of_its_own_takes_the_shorter_one() {
+        let watch = Watch::start(|_, _| ()).expect("a thread");
+        let [short, long] = [5, 90].map(Duration::from_mins);
+        // What is told of a wait that has lasted for 31 minutes.
+        let told = |most| {
+            watch.over_within(most, || {
+                let since = watch.since.load(Ordering::Relaxed);
+                watch.exceeded(since + millis(LONGEST_WAIT) + 60_000)
+            })
+        };
+        assert_eq!(told(Some(short)), Some(short));
+        assert_eq!([told(Some(long)), told(None)], [Some(LONGEST_WAIT); 2]);
+        watch.set_limit(long);
+        assert_eq!(told(None), None, "the limit of the wait before it is gone");
     }
 }

@@ -7,7 +7,7 @@ use candle_core::{Device, Result, Tensor};
 use longdraft_kernels::collectives::{DeviceRanks, Gathering};
 
 use super::traffic::Meter;
-use super::transport::{Transport, watched};
+use super::transport::{Transport, Wait, watched};
 
 /// What NCCL calls an error that comes of another process's.
 const OF_ANOTHER: &str = "ncclRemoteError";
@@ -50,7 +50,8 @@ impl Watched {
     /// Runs what waits for the other ranks. What this one has left to do is not their time.
     fn over<T>(&self, collective: impl FnOnce(&dyn DeviceRanks) -> Result<T>) -> Result<T> {
         self.devices.device().synchronize()?;
-        after_others(watched(self.transport.as_ref(), || collective(self.devices.as_ref())))
+        let collective = || collective(self.devices.as_ref());
+        after_others(watched(self.transport.as_ref(), Wait::Exchange, collective))
     }
 }
 
@@ -82,7 +83,8 @@ impl DeviceRanks for Watched {
     fn start_all_gather(&self, own: &[Tensor]) -> Result<Box<dyn Gathering>> {
         self.count(own, self.size());
         let transport = Arc::clone(&self.transport);
-        let started = watched(transport.as_ref(), || self.devices.start_all_gather(own));
+        let start = || self.devices.start_all_gather(own);
+        let started = watched(transport.as_ref(), Wait::Exchange, start);
         let gathering = after_others(started)?;
         Ok(Box::new(WatchedGathering { gathering, transport }))
     }
@@ -96,7 +98,7 @@ struct WatchedGathering {
 impl Gathering for WatchedGathering {
     fn finish(self: Box<Self>) -> Result<Vec<Tensor>> {
         let Self { gathering, transport } = *self;
-        after_others(watched(transport.as_ref(), || gathering.finish()))
+        after_others(watched(transport.as_ref(), Wait::Exchange, || gathering.finish()))
     }
 }
 

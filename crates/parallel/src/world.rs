@@ -239,10 +239,11 @@ impl World {
         result
     }
 
-    /// Runs what waits for other ranks in another way than the collectives, under the same limit.
+    /// Runs what waits until the ranks' devices have found each other, under the same limit, or ten minutes if that is
+    /// less.
     #[cfg(feature = "nccl")]
-    pub(super) fn watched<T>(&self, work: impl FnOnce() -> T) -> T {
-        super::transport::watched(self.transport.as_ref(), work)
+    pub(super) fn meeting<T>(&self, work: impl FnOnce() -> T) -> T {
+        super::transport::watched(self.transport.as_ref(), super::transport::Wait::Meeting, work)
     }
 
     /// Ends all ranks with an exit code.

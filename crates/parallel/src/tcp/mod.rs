@@ -11,11 +11,12 @@ mod suspect;
 
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::launcher::Place;
-use super::transport::Transport;
+use super::transport::{Transport, Wait};
 use super::watch::{Watch, tell};
 use crate::error::{ParallelError, Result};
 use children::Children;
@@ -42,6 +43,8 @@ struct Job {
     /// The ways to the others.
     writers: Vec<Option<Arc<Writer>>>,
     children: Children,
+    /// Whether the ranks' devices look for each other.
+    is_meeting: AtomicBool,
     /// Held by the thread that ends this process: it tells why, once.
     ends: Mutex<()>,
 }
@@ -78,6 +81,7 @@ impl Tcp {
             mail: Arc::new(Mail::new(place.size)),
             writers: writers.map_err(failed)?,
             children,
+            is_meeting: AtomicBool::new(false),
             ends: Mutex::new(()),
         });
         for (rank, stream) in met.streams.into_iter().enumerate() {
@@ -195,8 +199,9 @@ impl Transport for Tcp {
         self.watch.set_patient(is_patient);
     }
 
-    fn watched(&self, among: &[usize], work: &mut dyn FnMut()) {
-        self.watch.over(|| {
+    fn watched(&self, wait: Wait, among: &[usize], work: &mut dyn FnMut()) {
+        self.job.is_meeting.store(wait == Wait::Meeting, Ordering::Relaxed);
+        self.watch.over_within(wait.most(), || {
             self.job.mail.set_waits_for(among);
             work();
             self.job.mail.set_waits_for(&[]);
@@ -261,7 +266,7 @@ pub(super) mod tests {
             }
             let group = Group::new(Arc::clone(&tcp) as Arc<dyn Transport>, vec![1, 3]);
             let mut several = Vec::new();
-            group.watched(&[0, 1], &mut || several = tcp.job.mail.waits_for());
+            group.watched(Wait::Exchange, &[0, 1], &mut || several = tcp.job.mail.waits_for());
             assert_eq!(several, [1, 3]);
         });
     }

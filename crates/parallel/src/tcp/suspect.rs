@@ -1,6 +1,7 @@
 //! The rank that others wait for, where a wait takes longer than it may.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Job;
@@ -41,13 +42,20 @@ impl Job {
                 )
             }
             Suspect::Circle => "the other ranks: they wait for each other".to_owned(),
-            Suspect::Unknown => {
-                "the other ranks: all wait in a collective of their GPUs, of which one, or a \
-                                 link between them, hangs or is gone (NCCL_DEBUG=INFO says more)"
-                    .to_owned()
-            }
+            Suspect::Unknown => self.of_devices().to_owned(),
         };
         self.end(&format!("no answer for {:.0} s of {who}", limit.as_secs_f64()))
+    }
+
+    /// What is known where all wait for their devices.
+    fn of_devices(&self) -> &'static str {
+        if self.is_meeting.load(Ordering::Relaxed) {
+            "the other ranks: their GPUs look for each other, and do not meet (NCCL_SOCKET_IFNAME \
+             names a network that all of their machines share, NCCL_DEBUG=INFO says more)"
+        } else {
+            "the other ranks: all wait in a collective of their GPUs, of which one, or a link \
+             between them, hangs or is gone (NCCL_DEBUG=INFO says more)"
+        }
     }
 
     /// The rank that all wait for in the end: those waited for may wait for others themselves. Each is asked once.
@@ -94,7 +102,7 @@ impl Job {
 mod tests {
     use std::sync::Barrier;
 
-    use super::super::super::transport::Transport;
+    use super::super::super::transport::{Transport, Wait};
     use super::super::tests::of_tcp;
     use super::*;
 
@@ -110,7 +118,7 @@ mod tests {
                 asked.wait();
             };
             if tcp.rank() < 2 {
-                tcp.watched(&[0, 1, 2], &mut wait);
+                tcp.watched(Wait::Exchange, &[0, 1, 2], &mut wait);
                 assert!(tcp.job.mail.waits_for().is_empty());
             } else {
                 wait();
@@ -143,6 +151,19 @@ mod tests {
         assert_eq!(suspect_where(&[&[2], &[], &[2, 3], &[]]), Suspect::AtWork(3));
         assert_eq!(suspect_where(&[&[1], &[2], &[1], &[]]), Suspect::Circle);
         assert_eq!(suspect_where(&[&[0, 1], &[0, 1], &[]]), Suspect::Unknown);
+    }
+
+    #[test]
+    fn devices_that_do_not_meet_are_told_with_what_helps() {
+        of_tcp(2, |tcp| {
+            let told = |wait| {
+                let mut told = "";
+                tcp.watched(wait, &[0, 1], &mut || told = tcp.job.of_devices());
+                told
+            };
+            assert!(told(Wait::Meeting).contains("do not meet (NCCL_SOCKET_IFNAME"));
+            assert!(told(Wait::Exchange).contains("in a collective of their GPUs"));
+        });
     }
 
     #[test]
