@@ -8,13 +8,15 @@
 // GPU_NCCL_HANG=RANK:N     the N-th group of this rank, from 1, never begins
 // GPU_NCCL_ERROR=RANK:N    it ends without values, with an error that is told when it is asked for
 // GPU_NCCL_REFUSE=RANK:N   its start is refused
-// GPU_NCCL_INIT=RANK:fail  this rank does not join; RANK:hang: it never comes
+// GPU_NCCL_KILL=RANK:N     this rank is killed when it begins; GPU_NCCL_STOP: it is stopped
+// GPU_NCCL_INIT=RANK:fail  this rank does not join; RANK:hang: it never comes; RANK:kill: it is killed before
 // GPU_NCCL_EXIT=hang       a process does not end by itself while a collective is under way
 // GPU_NCCL_PATIENCE_S      what any wait takes at most, so that no test hangs (120)
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -192,6 +194,8 @@ static void run(struct recording_work *work) {
   struct ncclComm *comm = group->comm;
   enum result result = SUCCESS;
   if (getenv("GPU_NCCL_DELAY_MS")) usleep(1000 * atoi(getenv("GPU_NCCL_DELAY_MS")));
+  if (is_turn("GPU_NCCL_KILL", group)) raise(SIGKILL);
+  if (is_turn("GPU_NCCL_STOP", group)) raise(SIGSTOP);
   if (is_turn("GPU_NCCL_HANG", group)) until_aborted(comm);
   else if (is_turn("GPU_NCCL_ERROR", group)) comm->error = SYSTEM;
   else
@@ -320,6 +324,7 @@ int ncclCommInitRank(struct ncclComm **made, int size, ncclUniqueId id, int rank
   const char *fault = of_rank("GPU_NCCL_INIT", rank);
   if (size < 1 || rank < 0 || rank >= size) return failed(ARGUMENT, "no such rank");
   if (fault && !strcmp(fault, "fail")) return failed(SYSTEM, "is not to join");
+  if (fault && !strcmp(fault, "kill")) raise(SIGKILL);
   struct ncclComm *comm = calloc(1, sizeof *comm);
   comm->rank = rank;
   comm->size = size;
