@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Shape, Tensor};
 use longdraft_kernels::adamw::{square_sum, square_sum_on_device, stays_on_device};
-use longdraft_kernels::graph::{add_each, into_values};
+use longdraft_kernels::graph::{Backward, add_each, into_values};
 use longdraft_models::draft::Parameter;
 
 use crate::error::Result;
@@ -41,6 +41,22 @@ impl Gradients {
             accumulate(value, values)?;
         }
         Ok(())
+    }
+
+    /// Adds the gradients of a loss. Sums on a device take them where they lie: products are added to them while they are
+    /// formed.
+    ///
+    /// # Errors
+    /// - an op has no gradients, or one cannot be read as f32
+    pub fn add_of(&mut self, parameters: &[Parameter], loss: &Tensor) -> Result<()> {
+        let mut sums = Vec::new();
+        for (value, Parameter { var, .. }) in self.values.iter_mut().zip(parameters) {
+            let there = |value: &mut Values| matches!(value, Values::Device(sum) if sum.dtype() == var.dtype());
+            if let Some(Values::Device(sum)) = value.take_if(there) {
+                sums.push((var.clone(), sum));
+            }
+        }
+        self.add(parameters, loss.gradients_onto(sums)?)
     }
 
     /// Gradients of parameters or runs, in order.

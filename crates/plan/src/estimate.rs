@@ -177,10 +177,11 @@ impl Workload {
         let summed = ("gradients of rows before", summed);
         let chunks = ("chunks of the loss", row.chunks);
         let backward = ("gradients under way", row.backward);
-        // They stay where they are. An accelerator adds them to those before in fresh tensors, one by one.
+        // They stay where they are. An accelerator forms a further row's gradients of weights onto those before; how many
+        // of them are among those under way at the worst moment is not known here, so that phase counts all twice.
         let is_added = self.layout.is_accelerator() && summed.1 > 0;
-        let added = if is_added { parameters.largest_tensor_bytes() } else { 0 };
-        let left = [("gradients under way", row.left), summed, ("gradients", added)];
+        let formed_onto = if is_added { row.weight_gradients.min(row.left) } else { 0 };
+        let left = [("gradients under way", row.left - formed_onto), summed, ("", 0)];
         phases.push(phase("forward", common([chunks, summed, ("", 0)])));
         phases.push(phase("backward", common([backward, summed, ("", 0)])));
         phases.push(phase("gradients", common(left)));

@@ -30,7 +30,7 @@ fn gradients(parameters: &[Parameter]) -> Gradients {
     let mut gradients = Gradients::new(parameters);
     gradients.add(parameters, total.gradients().expect("backward")).expect("gradients");
     // Micro-batches add up.
-    gradients.add(parameters, total.gradients().expect("backward")).expect("gradients");
+    gradients.add_of(parameters, &total).expect("gradients");
     gradients
 }
 

@@ -229,7 +229,8 @@ impl CustomOp1 for Leaf {
     }
 }
 
-fn begins_its_storage(result: &Tensor) -> bool {
+/// Whether a tensor's values lie together at the beginning of their memory.
+pub(super) fn begins_its_storage(result: &Tensor) -> bool {
     result.layout().start_offset() == 0 && result.is_contiguous()
 }
 

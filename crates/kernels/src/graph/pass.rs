@@ -8,11 +8,11 @@ use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::backprop::GradStore;
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, DType, Layout, MetalStorage, Result, Shape, Storage,
-    Tensor, TensorId, bail,
+    Tensor, TensorId, Var, bail,
 };
 use rayon::prelude::*;
 
-use super::node::{self, Argument, Node, Source, Way};
+use super::node::{self, Argument, Node, Source, Way, begins_its_storage};
 use crate::at_end::AtEnd;
 use crate::simd::map_two;
 use crate::storage::{change_f32, values_like, with_each_f32, with_f32};
@@ -27,13 +27,22 @@ pub trait Backward {
     ///
     /// # Errors
     /// - an op has no gradients, or the device has no memory for them
-    fn gradients(&self) -> Result<GradStore>;
+    fn gradients(&self) -> Result<GradStore> {
+        self.gradients_onto(Vec::new())
+    }
+
+    /// The same added to sums so far of some variables, which have the variables' shapes and types and are nobody else's:
+    /// products are added to them while they are formed. A sum that nothing is added to comes back as it is.
+    ///
+    /// # Errors
+    /// - as [`Self::gradients`]; the sums are lost then
+    fn gradients_onto(&self, sums: Vec<(Var, Tensor)>) -> Result<GradStore>;
 }
 
 impl Backward for Tensor {
-    fn gradients(&self) -> Result<GradStore> {
+    fn gradients_onto(&self, sums: Vec<(Var, Tensor)>) -> Result<GradStore> {
         // The pass that the thread was in before, which it is in again after this one, even after an error.
-        let mut before = PASS.replace(Some(Pass::default()));
+        let mut before = PASS.replace(Some(Pass::onto(sums)));
         let outer = AtEnd(|| PASS.set(before.take()));
         let mut store = self.backward()?;
         while let Some((node, gradient)) = next() {
@@ -92,6 +101,17 @@ struct Pass {
     variables: HashMap<TensorId, (Tensor, Sum)>,
     /// The node whose backward pass runs.
     current: Option<Arc<Node>>,
+}
+
+impl Pass {
+    /// One whose variables have sums already.
+    fn onto(sums: Vec<(Var, Tensor)>) -> Self {
+        let of = |(variable, value): (Var, Tensor)| {
+            let is_own = begins_its_storage(&value);
+            (variable.id(), (variable.as_tensor().clone(), Sum { value, is_own }))
+        };
+        Self { variables: sums.into_iter().map(of).collect(), ..Self::default() }
+    }
 }
 
 /// A sum of gradients.

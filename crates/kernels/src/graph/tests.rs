@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use candle_core::{D, Device, Result, Tensor, Var};
+use candle_core::{CpuStorage, D, Device, Result, Storage, Tensor, Var};
 
 use super::{Backward, add, cat, differentiable, differentiable_new, narrow, node, reshape, scale};
 use crate::cuda::emulator::emulated;
@@ -106,6 +106,54 @@ fn sums_are_those_of_one_pass() -> Result<()> {
         assert_close("first", first.get(&w).expect("a gradient"), &kept, 0.0);
         assert_close("second", second.get(&w).expect("a gradient"), &kept, 0.0);
         assert!(loss.backward().is_err(), "candle's own pass would lose gradients");
+        Ok(())
+    })
+}
+
+#[test]
+fn gradients_are_added_to_sums_where_they_lie() -> Result<()> {
+    let mut noise = Noise::new(68);
+    let (x, w, head) = (noise.tensor(&[9, 12]), noise.var(&[12, 12]), noise.var(&[30, 12]));
+    // One that candle's ops alone read, and one that nothing reads.
+    let (scale, other) = (noise.var(&[12]), noise.var(&[2, 2]));
+    let loss = |labels: &[u32]| {
+        let hidden = linear(&linear(&x, &w, None)?.tanh()?, &w, None)?.broadcast_mul(&scale)?;
+        Ok::<_, candle_core::Error>(
+            linear_cross_entropy(&Inputs::of_labels(&hidden, &head, labels))?.loss_sum,
+        )
+    };
+    let place = |tensor: &Tensor| {
+        let (storage, _) = tensor.storage_and_layout();
+        match &*storage {
+            Storage::Cpu(CpuStorage::F32(values)) => values.as_ptr().addr(),
+            _ => 0,
+        }
+    };
+    let variables = [&w, &head, &scale, &other];
+    emulated(|| {
+        let rows = [0, 1].map(|first| (first..first + 9).collect::<Vec<u32>>());
+        let [first, second] = rows.map(|labels| loss(&labels));
+        let (first, second) = (first?, second?);
+        let alone = [first.gradients()?, second.gradients()?];
+        let mut sums = first.gradients()?;
+        sums.insert(&other, Tensor::full(7.0_f32, (2, 2), &Device::Cpu)?);
+        let sums = variables.map(|variable| sums.remove(variable).expect("a sum"));
+        let places = [0, 3].map(|index| place(&sums[index]));
+        let onto = variables.map(Var::clone).into_iter().zip(sums).collect();
+        let all = second.gradients_onto(onto)?;
+        for variable in [&w, &head, &scale] {
+            let [a, b] = [0, 1].map(|row| alone[row].get(variable).expect("a gradient"));
+            assert_close("both rows", all.get(variable).expect("a sum"), &(a + b)?, 1e-5);
+        }
+        let at = [&w, &other].map(|variable| place(all.get(variable).expect("a sum")));
+        assert_eq!(at, places, "no copy");
+        assert_eq!(all.get(&other).expect("a sum").to_vec2::<f32>()?, [[7.0; 2]; 2]);
+        // A sum that lies within other values is not written to.
+        let many = Tensor::ones((3, 12, 12), candle_core::DType::F32, &Device::Cpu)?;
+        let all = second.gradients_onto(vec![(w.clone(), many.get(1)?)])?;
+        let want = (alone[1].get(&w).expect("a gradient") + 1.0)?;
+        assert_close("a part", all.get(&w).expect("a sum"), &want, 1e-5);
+        assert_close("the whole", &many, &many.ones_like()?, 0.0);
         Ok(())
     })
 }

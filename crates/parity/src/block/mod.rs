@@ -8,7 +8,6 @@ use std::path::Path;
 
 use candle_core::Tensor;
 use longdraft_kernels::factors::with_factors;
-use longdraft_kernels::graph::Backward;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::block::{Anchor, BlockDraft, Visible};
 use longdraft_parallel::Gradients;
@@ -98,7 +97,7 @@ fn step(case: &Case<'_>, objective: &dyn Objective) -> Result<(DraftMetrics, Gra
         let own = with_factors(|| -> Result<_> {
             let share = objective.share(batch, features, prepared, &totals, true)?;
             if let Some(loss) = share.loss {
-                gradients.add(parameters, loss.gradients()?)?;
+                gradients.add_of(parameters, &loss)?;
             }
             Ok(share.metrics)
         })?;

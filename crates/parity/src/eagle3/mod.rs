@@ -9,7 +9,6 @@ use std::path::Path;
 use longdraft_data::Batch;
 use longdraft_features::BatchFeatures;
 use longdraft_kernels::factors::with_factors;
-use longdraft_kernels::graph::Backward;
 use longdraft_models::draft::Draft;
 use longdraft_parallel::Gradients;
 use longdraft_train::method::eagle3::{Eagle3Objective, RowPlan};
@@ -114,7 +113,7 @@ fn step(
     let metrics = with_factors(|| -> Result<_> {
         let outcome = objective.evaluate(batch, features, &plan, &denominators, true)?;
         if let Some(loss) = outcome.loss {
-            gradients.add(parameters, loss.gradients()?)?;
+            gradients.add_of(parameters, &loss)?;
         }
         Ok(outcome.metrics)
     })?;

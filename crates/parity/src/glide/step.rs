@@ -4,7 +4,6 @@ use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures, sequence_of};
 use longdraft_kernels::factors::with_factors;
-use longdraft_kernels::graph::Backward;
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::top_k::TopK;
 use longdraft_models::target_model::{Tap, Taps, Target};
@@ -53,7 +52,7 @@ pub(super) fn run_step(
         let own = with_factors(|| -> Result<_> {
             let result = objective.loss((batch, delays), &features, true)?;
             if let Some(numerator) = result.numerator {
-                gradients.add(parameters, (numerator / total as f64)?.gradients()?)?;
+                gradients.add_of(parameters, &(numerator / total as f64)?)?;
             }
             Ok(result.metrics)
         })?;

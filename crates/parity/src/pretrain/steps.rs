@@ -2,7 +2,6 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_data::token_stream::{LoaderKind, Position, TokenStream};
-use longdraft_kernels::graph::Backward;
 use longdraft_models::language_model::{Group, LanguageModel, Layout, group_of};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
@@ -61,7 +60,7 @@ pub(super) fn check(case: &Case<'_>, place: &Place, report: &mut CaseReport) -> 
             let output = model.cross_entropy(&hidden, &targets)?;
             let share = 1.0 / (ids.len() * case.micro_batches) as f64;
             loss += output.rows.hard.iter().sum::<f64>() * share;
-            gradients.add(parameters, (output.loss_sum * share)?.gradients()?)?;
+            gradients.add_of(parameters, &(output.loss_sum * share)?)?;
         }
         let error = (loss - number_of(case, step, "loss")?).abs();
         report.check(label("loss"), error, place.allowed(LOSS, ROUNDED.loss));

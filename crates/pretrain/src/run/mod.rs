@@ -10,7 +10,6 @@ use std::time::Instant;
 
 use longdraft_data::token_stream::{Batch, Position, TokenStream};
 use longdraft_kernels::factors::with_factors;
-use longdraft_kernels::graph::Backward;
 use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
 use longdraft_parallel::{DataParallel, Gradients, World, share_of};
 use longdraft_rules::Checked;
@@ -267,14 +266,13 @@ impl Pretraining {
                 self.layouts.of(&self.config.model, (sequence, to - from), rope_length)?
             };
             let share = 1.0 / (sequence * all) as f64;
-            let (hard, own) = with_factors(|| -> Result<_> {
+            let hard = with_factors(|| -> Result<_> {
                 let hidden = self.model.hidden(&batch.inputs, layout)?;
                 let output = self.model.cross_entropy(&hidden, &batch.targets)?;
-                let hard = output.rows.hard.iter().sum::<f64>();
-                Ok((hard, (output.loss_sum * share)?.gradients()?))
+                gradients.add_of(parameters, &(output.loss_sum * share)?)?;
+                Ok(output.rows.hard.iter().sum::<f64>())
             })?;
             loss += hard * share;
-            gradients.add(parameters, own)?;
         }
         Ok((gradients, loss, position))
     }

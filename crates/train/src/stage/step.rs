@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use longdraft_data::Batch;
 use longdraft_data::batch::DrawEpochs;
 use longdraft_features::{BatchFeatures, FeatureSource, Part, forward, join_target, learned_of};
-use longdraft_kernels::graph::Backward;
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::target_model::{RowPart, Tap, Taps};
@@ -221,7 +220,7 @@ impl Stage {
             });
         }
         if let Some(loss) = share.loss {
-            gradients.add(self.objective.draft().parameters(), loss.gradients()?)?;
+            gradients.add_of(self.objective.draft().parameters(), &loss)?;
         }
         Ok(())
     }

@@ -2,7 +2,6 @@
 
 use candle_core::Tensor;
 use longdraft_features::{BatchFeatures, run_target};
-use longdraft_kernels::graph::Backward;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::Parameter;
 use longdraft_models::target_model::Target;
@@ -82,7 +81,7 @@ pub(super) fn update(
     let (loss, gradients) = optimizer.written().with(|| -> Result<_> {
         let loss = loss()?;
         let mut gradients = Gradients::new(parameters);
-        gradients.add(parameters, loss.gradients()?)?;
+        gradients.add_of(parameters, &loss)?;
         Ok((loss.detach(), gradients))
     })?;
     optimizer.step(parameters, &gradients, rate)?;

@@ -2,7 +2,6 @@
 //! and Adam, random tokens. Sequences go through the model one by one and their gradients add up, as
 //! `train.micro_batch_tokens` does it: the same step with one sequence's activations.
 
-use longdraft_kernels::graph::Backward;
 use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
 use longdraft_parallel::Gradients;
 use longdraft_pretrain::{Muon, MuonConfig};
@@ -44,7 +43,7 @@ fn steps(arguments: &PretrainBenchArguments, place: &Place, sequence: usize) -> 
             let hidden = model.hidden(&tokens[from..to], &layout)?;
             let output = model.cross_entropy(&hidden, &tokens[from + 1..=to])?;
             let share = (output.loss_sum / count as f64)?;
-            gradients.add(parameters, share.gradients()?)?;
+            gradients.add_of(parameters, &share)?;
             let share = share.detach();
             mean = Some(match mean {
                 None => share,
