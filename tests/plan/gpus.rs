@@ -85,6 +85,19 @@ fn a_plan_for_a_gpu_tells_its_memory_from_the_hosts() {
     assert_eq!((cpu["place"].as_str(), &cpu["host_bytes"]), (Some("host"), &cpu["bytes"]));
 }
 
+/// GPUs that are asked for are planned for, on machines that have none, too.
+#[test]
+fn a_plan_with_gpus_is_of_gpus_wherever_it_is_made() {
+    let shop = Shop::new();
+    let config = shop.path("train.yaml");
+    let place = |more: &[&str]| {
+        let base = ["train", &config, "--plan", "--gpus", "2", "--json"];
+        last_json(&succeed(&[&base[..], more].concat()))["stages"][0]["place"].clone()
+    };
+    assert_eq!(place(&["device=auto"]), "accelerator");
+    assert_eq!(place(&["device=cpu", "--gflops", "10"]), "host");
+}
+
 /// A kind of GPU that is named brings memory, links and a time for each part of a step.
 #[test]
 fn a_plan_for_a_kind_of_gpu_tells_the_time_of_each_part() {

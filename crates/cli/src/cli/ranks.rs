@@ -1,5 +1,7 @@
 //! Arguments of commands that several processes share.
 
+use longdraft_models::DeviceChoice;
+
 /// Processes of a command.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Several processes")]
@@ -18,5 +20,11 @@ impl RankArguments {
     /// Processes that are asked for.
     pub(crate) fn wanted(&self) -> Option<usize> {
         self.ranks.or(self.gpus).map(|ranks| ranks as usize)
+    }
+
+    /// What a plan is of: NVIDIA GPUs where these are asked for, though none may be here.
+    pub(crate) fn planned_on(&self, device: DeviceChoice) -> DeviceChoice {
+        let are_meant = device == DeviceChoice::Auto && self.gpus.is_some();
+        if are_meant { DeviceChoice::Cuda(0) } else { device }
     }
 }

@@ -42,8 +42,8 @@ use machine::Machine;
 /// Prints what every stage needs, or the one that `stage=NAME` picks; nothing is loaded or written.
 pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let composed = composed(arguments)?;
-    let (device, wanted) = (arguments.device, arguments.ranks.wanted());
-    let arguments = &arguments.planning;
+    let (device, ranks) = (arguments.device, &arguments.ranks);
+    let (arguments, wanted) = (&arguments.planning, ranks.wanted());
     let says_bytes = arguments.target_bytes.is_some();
     if !world.is_first() {
         return Ok(());
@@ -52,7 +52,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
     let stages = stages(composed)?;
     let (mut all, mut too_large) = (Vec::new(), 0);
     for (name, config) in stages {
-        let device = device.unwrap_or(config.device);
+        let device = ranks.planned_on(device.unwrap_or(config.device));
         let chosen = (device, config.precision, config.products, config.parallel.reduction);
         let machine = Machine::of(arguments, (wanted, world.size()), chosen);
         let target = target_config(&config.target)?;
@@ -177,6 +177,7 @@ pub(crate) fn pretraining(
     if !world.is_first() {
         return Ok(());
     }
+    let device = arguments.ranks.planned_on(config.device);
     let (arguments, wanted) = (&arguments.planning, arguments.ranks.wanted());
     let (layout, parts) = ("has nothing to lay out", "does not know its parts of a step");
     for (is_asked, name, why) in [
@@ -191,7 +192,7 @@ pub(crate) fn pretraining(
         }
     }
     let (ranks, reduction) = ((wanted, world.size()), config.parallel.reduction);
-    let chosen = (config.device, config.precision, config.products, reduction);
+    let chosen = (device, config.precision, config.products, reduction);
     let machine = Machine::of(arguments, ranks, chosen);
     let estimate = of_pretraining(config, &machine.layout);
     let remedies = || pretraining_remedies(config, &machine.layout);
