@@ -24,7 +24,7 @@ use crate::cuda::{self, Argument, Arguments, Program, block_memory, has_warp_gro
 use crate::cuda::{Block, Compiled};
 use crate::dispatch::{Products, products_of};
 use crate::factors::{as_factor, input_factor, kept_input};
-use crate::graph::differentiable_by_result;
+use crate::graph::{differentiable_by_result, has_wide_gradient, trains};
 use crate::settings::one_pass_attention;
 use beside::Beside;
 use tables::{Cut, Tables, Wanted};
@@ -86,10 +86,10 @@ pub(super) fn reads_halves(head_dim: usize) -> bool {
     head_dim > 0 && head_dim <= 256 && head_dim.is_multiple_of(8)
 }
 
-/// Whether the kernels take such arguments: f32, or bf16 among them where nothing trains.
+/// Whether the kernels take such arguments: f32, or bf16 among them that does not train, or trains by a gradient in f32.
 pub(super) fn takes(tensors: [&Tensor; 3]) -> bool {
-    let trains = tensors.iter().any(|t| t.track_op());
-    let is_read = |t: &&Tensor| t.dtype() == DType::F32 || (t.dtype() == DType::BF16 && !trains);
+    let is_half = |t: &Tensor| t.dtype() == DType::BF16 && (!t.track_op() || has_wide_gradient(t));
+    let is_read = |t: &&Tensor| t.dtype() == DType::F32 || is_half(t);
     cuda::take(&tensors) && tensors.iter().all(is_read)
 }
 
@@ -123,13 +123,14 @@ pub(super) fn attention_within(
     v: &Tensor,
     ranges: &Arc<KeyRanges>,
 ) -> Result<Option<Tensor>> {
-    if ![q, k, v].iter().any(|t| t.track_op()) && q.dim(0)? <= FULL_ROWS {
+    let is_trained = trains(&[q, k, v]);
+    if !is_trained && q.dim(0)? <= FULL_ROWS {
         let out = few::attention(q, k, v, ranges)?;
         return out.map(|out| out.to_dtype(q.dtype())).transpose();
     }
     let Some(call) = Call::new((way, memory), [q, k, v], ranges)? else { return Ok(None) };
     let (out, log_sum_exp) = call.forward()?;
-    if q.dtype() != DType::F32 {
+    if !is_trained {
         return out.to_dtype(q.dtype()).map(Some);
     }
     let wanted = [q.track_op(), k.track_op() || v.track_op()];
@@ -210,7 +211,7 @@ struct Call {
     keys: usize,
     /// Of queries, keys and values.
     factors: DType,
-    /// Of the result of ranges: bf16 where queries came so and no single keys are added to it.
+    /// Of the result of ranges: bf16 where queries came so, nothing trains and no single keys are added to it.
     of_result: DType,
     q: Arc<Tensor>,
     k: Arc<Tensor>,
@@ -233,7 +234,7 @@ impl Call {
         });
         let tables = Tables::of(ranges, Wanted { trained_keys, one_pass }, device)?;
         let factors = way.factors();
-        let is_half = q.dtype() == factors && !tables.has_singles;
+        let is_half = q.dtype() == factors && !tables.has_singles && !trains(&[q, k, v]);
         Ok(Some(Self {
             kernels,
             dims,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::Size::{self, Real, Small, Smoke};
 use super::case::{Case, frozen, only, up_to};
@@ -126,6 +126,20 @@ fn attended(rows: usize, [heads, kv_heads, head_dim]: [usize; 3]) -> Case {
 const WRITTEN: [(Size, [usize; 2]); 4] =
     [(Smoke, [3, 24]), (Smoke, [5, 13]), (Small, [65, 1024]), (Real, [4096, 4096])];
 
+/// Heads that train, rounded for attention while they are turned or afterwards.
+fn turned(rows: usize) -> Case {
+    let turn = move |t: &[Tensor], is_attended: bool| {
+        let positions: Vec<u32> = (0..rows as u32).map(|t| t * 7).collect();
+        let table = Rope::new(128, 1e4, RopeScaling::None)?.table(&positions, t[0].device())?;
+        let table = if is_attended { table.attended() } else { table };
+        let heads = Var::from_tensor(&t[0])?;
+        only(rope::rope(&heads, &table)?.detach().to_dtype(DType::BF16))
+    };
+    let inputs = [frozen("x", [rows, 3, 128])];
+    let label = format!("turned heads, [{rows}, 3, 128]");
+    Case::same(label, inputs, move |t| turn(t, true), move |t| turn(t, false))
+}
+
 /// Values that are rounded while they are written have the bits of those that are rounded afterwards.
 pub(super) fn written(size: Size) -> Vec<Case> {
     let case = |[rows, width]: [usize; 2]| {
@@ -153,7 +167,8 @@ pub(super) fn written(size: Size) -> Vec<Case> {
             only(Ok(cache))
         };
         let label = format!("rows of a cache, [{rows}, {width}]");
-        [optimizer, Case::same(label, [frozen("rows", [rows, width])], put, set)]
+        let of_cache = Case::same(label, [frozen("rows", [rows, width])], put, set);
+        [optimizer, of_cache, turned(rows)]
     };
     up_to(size, &WRITTEN).flat_map(case).collect()
 }

@@ -120,6 +120,10 @@ extern "C" __global__ void rope_table(const u32 *positions, const float *frequen
 }
 KERNEL(rope_table)
 
+// Both values of a pair that is turned by an angle.
+DEVICE float turned(float a, float b, float cosine, float sine) { return a * cosine - b * sine; }
+DEVICE float turned_after(float a, float b, float cosine, float sine) { return b * cosine + a * sine; }
+
 // Turns x [T, N, D] by the angles [T, D/2]; a thread a pair. `sign` is -1 to turn back.
 extern "C" __global__ void rope(const float *x, const float *cosine, const float *sine, u32 pairs, u32 heads, u32 half,
                                 float sign, float *out) {
@@ -129,10 +133,26 @@ extern "C" __global__ void rope(const float *x, const float *cosine, const float
     u32 dim = i % half, head = i / half, token = head / heads;
     size_t at = (size_t)head * 2 * half + dim;
     float a = x[at], b = x[at + half], c = cosine[token * half + dim], s = sine[token * half + dim] * sign;
-    out[at] = a * c - b * s;
-    out[at + half] = b * c + a * s;
+    out[at] = turned(a, b, c, s);
+    out[at + half] = turned_after(a, b, c, s);
 }
 KERNEL(rope)
+
+// The same rounded to bf16; a thread takes four pairs, a head has `each` times four.
+extern "C" __global__ void rope_to_halves(const Quad *x, const Quad *cosine, const Quad *sine, u32 count, u32 heads, u32 each,
+                                          FourHalves *out) {
+    begin_in_turn();
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    u32 place = i % each, head = i / each;
+    size_t at = (size_t)head * 2 * each + place, angle = (size_t)(head / heads) * each + place;
+    Quad a = x[at], b = x[at + each], c = cosine[angle], s = sine[angle];
+    out[at] = {{pack(turned(a.a, b.a, c.a, s.a), turned(a.b, b.b, c.b, s.b)),
+                pack(turned(a.c, b.c, c.c, s.c), turned(a.d, b.d, c.d, s.d))}};
+    out[at + each] = {{pack(turned_after(a.a, b.a, c.a, s.a), turned_after(a.b, b.b, c.b, s.b)),
+                       pack(turned_after(a.c, b.c, c.c, s.c), turned_after(a.d, b.d, c.d, s.d))}};
+}
+KERNEL(rope_to_halves)
 
 // Values side by side, read or written at once.
 struct alignas(16) FourFloats {

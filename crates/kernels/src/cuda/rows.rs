@@ -5,7 +5,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 
 use super::{Argument, Arguments, Launch, Program, aligned, upload, upload_words};
-use crate::graph::differentiable_new;
+use crate::graph::{differentiable_new, differentiable_rounded};
 use crate::sums::Sums;
 
 /// Pieces of rows that one start sums side by side: what a grid can have in its second direction.
@@ -26,6 +26,7 @@ pub(super) fn kernel_blocks() -> Vec<super::Block> {
         "rms_norm_weight",
         "rope_table",
         "rope",
+        "rope_to_halves",
         "swiglu",
         "swiglu_backward",
         "some_rows",
@@ -136,6 +137,19 @@ pub(crate) fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let (cos, sin) = (cos.contiguous()?, sin.contiguous()?);
     let out = rotated(&x, &cos, &sin, 1.0)?;
     differentiable_new("rope", [&x; 3], out, move |gradient| {
+        Ok([Some(rotated(&gradient.contiguous()?, &cos, &sin, -1.0)?), None, None])
+    })
+}
+
+/// The same rounded to bf16, for heads of a multiple of 8 values; its gradient is f32.
+pub(crate) fn rope_to_halves(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    let [x, cos, sin] = [aligned(x)?, aligned(cos)?, aligned(sin)?];
+    let (_, heads, head_dim) = x.dims3()?;
+    let count = x.elem_count() / (2 * EACH);
+    let arguments = Arguments::of([&x, &cos, &sin]).and([count, heads, head_dim / (2 * EACH)]);
+    let [out] = Launch::new(&PROGRAM, "rope_to_halves", blocks(count, 1), &arguments)
+        .run_as(x.device(), &[(x.shape().clone(), DType::BF16)])?;
+    differentiable_rounded("rope", [&x; 3], out, move |gradient| {
         Ok([Some(rotated(&gradient.contiguous()?, &cos, &sin, -1.0)?), None, None])
     })
 }

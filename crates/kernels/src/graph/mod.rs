@@ -15,14 +15,14 @@ mod node;
 mod pass;
 mod views;
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
-use node::taken;
+use node::{join_as, taken};
 
 pub use pass::{Backward, add_each, into_values};
 pub use views::{add, cat, narrow, node, reshape, scale};
 
-pub(crate) use node::{Held, is_let_go, join};
+pub(crate) use node::{Held, has_wide_gradient, is_let_go, join};
 pub(crate) use pass::{add_to, trained_type};
 
 /// Gradients of the arguments, in their order.
@@ -55,6 +55,21 @@ pub(crate) fn differentiable_new(
 ) -> Result<Tensor> {
     let backward = move |_: &Tensor, gradient: &Tensor| backward(gradient);
     of_new(name, arguments, result, (Held::Nothing, backward))
+}
+
+/// The same of a result in bf16 that is a rounded one in f32: its gradient is f32. It fails as [`differentiable`] does.
+pub(crate) fn differentiable_rounded(
+    name: &'static str,
+    arguments: [&Tensor; 3],
+    result: Tensor,
+    backward: impl Fn(&Tensor) -> Result<Gradients> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    if !trains(&arguments) {
+        return Ok(result);
+    }
+    let of = (taken(name, &result)?, result.shape().clone());
+    let backward = move |_: &Tensor, gradient: &Tensor| backward(gradient).map(Vec::from);
+    join_as(name, &arguments, of, (DType::F32, Held::Nothing, backward))
 }
 
 /// The same where `backward` reads the result, too, as its first argument. It fails as [`differentiable`] does.

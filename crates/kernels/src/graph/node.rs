@@ -29,6 +29,8 @@ pub(super) struct Node {
     /// Later nodes have higher ones: none depends on one after it.
     pub(super) order: u64,
     pub(super) shape: Shape,
+    /// The type of its gradient.
+    pub(super) gradient: DType,
     pub(super) arguments: Vec<Argument>,
     pub(super) way: Way,
     /// The result's.
@@ -45,12 +47,18 @@ pub(super) enum Way {
 }
 
 impl Node {
-    fn new(name: &'static str, shape: &Shape, arguments: Vec<Argument>, way: Way) -> Arc<Self> {
+    fn new(
+        name: &'static str,
+        (shape, gradient): (&Shape, DType),
+        arguments: Vec<Argument>,
+        way: Way,
+    ) -> Arc<Self> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         Arc::new(Self {
             name,
             order: COUNT.fetch_add(1, Ordering::Relaxed),
             shape: shape.clone(),
+            gradient,
             arguments,
             way,
             id: OnceLock::new(),
@@ -93,6 +101,7 @@ pub(super) enum Source {
 pub(super) struct Argument {
     pub(super) source: Source,
     pub(super) shape: Shape,
+    /// Of its gradient.
     pub(super) dtype: DType,
 }
 
@@ -107,11 +116,16 @@ impl Argument {
         } else {
             // Made after all that it was computed from, and before all of ours that read it.
             let way = Way::Candle(tensor.clone());
-            let node = Node::new("candle", tensor.shape(), Vec::new(), way);
+            let of = (tensor.shape(), tensor.dtype());
+            let node = Node::new("candle", of, Vec::new(), way);
             node.found_by(tensor);
             Source::Node(node)
         };
-        Self { source, shape: tensor.shape().clone(), dtype: tensor.dtype() }
+        let dtype = match &source {
+            Source::Node(node) => node.gradient,
+            Source::None | Source::Variable(_) => tensor.dtype(),
+        };
+        Self { source, shape: tensor.shape().clone(), dtype }
     }
 }
 
@@ -135,7 +149,14 @@ pub(crate) fn is_let_go(tensor: &Tensor) -> bool {
         .is_some_and(|node| matches!(node.way, Way::Own(_)) && node.result.get().is_none())
 }
 
-/// A tensor with the values of a storage, whose gradient flows to the arguments.
+/// Whether a tensor holds bf16 values that train by a gradient in f32.
+pub(crate) fn has_wide_gradient(tensor: &Tensor) -> bool {
+    let node = (tensor.dtype() == DType::BF16 && tensor.track_op()).then(|| node_of(tensor));
+    node.flatten().is_some_and(|node| node.gradient == DType::F32)
+}
+
+/// A tensor with the values of a storage, whose gradient flows to the arguments. It has the gradient's type, or is bf16 as an
+/// argument whose gradient is f32.
 ///
 /// # Errors
 /// - candle's, which knows no reason
@@ -148,8 +169,27 @@ pub(crate) fn join(
         impl Fn(&Tensor, &Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync + 'static,
     ),
 ) -> Result<Tensor> {
+    let is_wide = arguments.iter().any(|argument| has_wide_gradient(argument));
+    let gradient = match storage.dtype() {
+        DType::BF16 if is_wide => DType::F32,
+        dtype => dtype,
+    };
+    join_as(name, arguments, (storage, shape), (gradient, held, backward))
+}
+
+/// The same whose gradient is of a type.
+pub(super) fn join_as(
+    name: &'static str,
+    arguments: &[&Tensor],
+    (storage, shape): (Storage, Shape),
+    (gradient, held, backward): (
+        DType,
+        Held,
+        impl Fn(&Tensor, &Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync + 'static,
+    ),
+) -> Result<Tensor> {
     let arguments = arguments.iter().map(|argument| Argument::of(argument)).collect();
-    let node = Node::new(name, &shape, arguments, Way::Own(Box::new(backward)));
+    let node = Node::new(name, (&shape, gradient), arguments, Way::Own(Box::new(backward)));
     let begin = beginning(&storage)?;
     let leaf = Leaf { node: Arc::clone(&node), result: Mutex::new(Some((storage, shape))) };
     let result = begin.apply_op1(leaf)?;

@@ -162,8 +162,8 @@ fn set_current(node: Option<Arc<Node>>) {
 
 /// A gradient that candle's pass brings to a node's result. It fails where candle's pass was not started by ours.
 pub(super) fn receive(node: &Arc<Node>, gradient: &Tensor) -> Result<()> {
-    let sum = Sum { value: gradient.detach(), is_own: false };
-    put(&Source::Node(Arc::clone(node)), sum)
+    let value = gradient.detach().to_dtype(node.gradient)?;
+    put(&Source::Node(Arc::clone(node)), Sum { value, is_own: false })
 }
 
 /// Adds to the sum of a variable or of a node's result.

@@ -126,11 +126,11 @@ pub fn narrow(x: &Tensor, dim: usize, start: usize, length: usize) -> Result<Ten
     if !x.track_op() || part.elem_count() == 0 {
         return part.contiguous();
     }
-    let (shape, dtype) = (x.shape().clone(), x.dtype());
+    let shape = x.shape().clone();
     differentiable_new("narrow", [x; 3], part.force_contiguous()?, move |gradient| {
         add_to(0, |sum| match sum {
             None => {
-                let sum = Tensor::zeros(&shape, dtype, gradient.device())?;
+                let sum = Tensor::zeros(&shape, gradient.dtype(), gradient.device())?;
                 sum.slice_set(&gradient.contiguous()?, dim, start)?;
                 Ok(sum)
             }

@@ -152,7 +152,7 @@ impl Rope {
         // Uploading a table made here would wait for all that the device was given before.
         if values > 0 && runs_on(device) {
             let [cos, sin] = rope_table(position_ids, &self.inv_freq, self.amplitude, device)?;
-            return Ok(RopeTable { cos, sin, interleaved: self.interleaved });
+            return Ok(RopeTable { cos, sin, interleaved: self.interleaved, attended: false });
         }
         let (mut cos, mut sin) = (vec![0.0; values], vec![0.0; values]);
         let rows = cos.par_chunks_mut(half.max(1)).zip(sin.par_chunks_mut(half.max(1)));
@@ -168,6 +168,7 @@ impl Rope {
             cos: Tensor::from_vec(cos, shape, device)?,
             sin: Tensor::from_vec(sin, shape, device)?,
             interleaved: self.interleaved,
+            attended: false,
         })
     }
 }

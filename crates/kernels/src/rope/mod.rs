@@ -13,8 +13,9 @@ mod tests;
 
 use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 
+use crate::attention::keeps_halves;
 use crate::cuda;
-use crate::dispatch::fused;
+use crate::dispatch::{Products, fused, products_of};
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::graph::{Gradients, differentiable};
 use crate::simd::by_chunk;
@@ -29,9 +30,18 @@ pub struct RopeTable {
     sin: Tensor,
     /// Whether neighbours turn together.
     interleaved: bool,
+    /// Whether attention alone reads what it turns.
+    attended: bool,
 }
 
 impl RopeTable {
+    /// The same table for heads that attention alone reads. Where an NVIDIA GPU rounds what trains to bf16 for attention's
+    /// products, it is rounded while it is turned, and has the gradient that it would have in f32.
+    #[must_use]
+    pub fn attended(self) -> Self {
+        Self { attended: true, ..self }
+    }
+
     /// Cos `[T, R/2]`.
     pub fn cos(&self) -> &Tensor {
         &self.cos
@@ -74,8 +84,10 @@ impl RopeTable {
     pub fn concatenated(tables: &[Self]) -> Result<Self> {
         let part =
             |of: fn(&Self) -> &Tensor| Tensor::cat(&tables.iter().map(of).collect::<Vec<_>>(), 0);
-        let interleaved = tables.first().is_some_and(|table| table.interleaved);
-        Ok(Self { cos: part(Self::cos)?, sin: part(Self::sin)?, interleaved })
+        let of_first = |is: fn(&Self) -> bool| tables.first().is_some_and(is);
+        let interleaved = of_first(|table| table.interleaved);
+        let attended = of_first(|table| table.attended);
+        Ok(Self { cos: part(Self::cos)?, sin: part(Self::sin)?, interleaved, attended })
     }
 }
 
@@ -101,6 +113,10 @@ pub fn rope(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
         let op = Rotate { sign: 1.0, interleaved: table.interleaved };
         fuse(op, [x, &table.cos, &table.sin])
     } else if plain && cuda::takes(&[x, &table.cos]) {
+        let is_rounded = table.attended && x.track_op() && keeps_halves(head_dim);
+        if is_rounded && products_of(x) == Products::Half {
+            return cuda::rows::rope_to_halves(x, &table.cos, &table.sin);
+        }
         cuda::rows::rope(x, &table.cos, &table.sin)
     } else if plain
         && cuda::halves::turns(head_dim)

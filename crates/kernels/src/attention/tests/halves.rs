@@ -10,7 +10,7 @@ use crate::cuda::emulator::emulated;
 use crate::dispatch::with_half_products;
 use crate::factors::input_factor;
 use crate::graph::{Backward, cat, narrow, node};
-use crate::rope::{Rope, RopeScaling, rope};
+use crate::rope::{Rope, RopeScaling, RopeTable, rope};
 use crate::test_support::{Noise, assert_close, bits};
 
 fn half(tensor: &Tensor) -> Result<Tensor> {
@@ -119,7 +119,7 @@ fn what_trains_is_kept_in_bf16_with_the_bits_of_its_rounded_values() -> Result<(
 }
 
 /// Rotated queries and keys, some of them laid end to end as test-time steps have them, have the gradients of the rotation
-/// of what attention gives to rotated variables.
+/// of what attention gives to rotated variables, whether attention rounds them or the rotation does.
 #[test]
 fn rotated_heads_that_are_kept_in_bf16_have_the_bits_of_variables() -> Result<()> {
     for (seed, tokens, head_dim) in TRAINED {
@@ -130,14 +130,18 @@ fn rotated_heads_that_are_kept_in_bf16_have_the_bits_of_variables() -> Result<()
         let rotation = Rope::new(head_dim, 1e4, RopeScaling::None)?;
         let table = |count| rotation.table(&positions(count), &Device::Cpu);
         let (of_q, of_k) = (table(tokens)?, table(keys)?);
-        with_half_products(|| {
+        let rounded = [of_q.clone().attended(), of_k.clone().attended()];
+        let rounding = |[to_q, to_k]: [&RopeTable; 2]| -> Result<()> {
             emulated(|| {
-                let turned = rope(&k, &of_k)?;
+                let turned = rope(&k, to_k)?;
                 let first = keys / 2;
                 let parts =
                     [narrow(&turned, 0, 0, first)?, narrow(&turned, 0, first, keys - first)?];
-                let own = attention(&rope(&q, &of_q)?, &cat(&parts, 0)?, &node(&v)?, &ranges)?;
-                let [turned_q, turned_k] = [rope(&q, &of_q)?, turned];
+                let own = attention(&rope(&q, to_q)?, &cat(&parts, 0)?, &node(&v)?, &ranges)?;
+                let [turned_q, turned_k] = [rope(&q, &of_q)?, rope(&k, &of_k)?];
+                let dtype = if keeps_halves(head_dim) { DType::BF16 } else { DType::F32 };
+                let is_rounded = std::ptr::eq(to_k, &raw const rounded[1]);
+                assert_eq!(turned.dtype(), if is_rounded { dtype } else { DType::F32 });
                 let turned_q = Var::from_tensor(&turned_q.detach())?;
                 let turned_k = Var::from_tensor(&turned_k.detach())?;
                 let plain = attention(&turned_q, &turned_k, &v, &ranges)?;
@@ -147,14 +151,18 @@ fn rotated_heads_that_are_kept_in_bf16_have_the_bits_of_variables() -> Result<()
                 let gradient = |store: &candle_core::backprop::GradStore, of: &Var| {
                     store.get(of).expect("a gradient").clone()
                 };
-                let back = |t: Tensor, table: &crate::rope::RopeTable| rope(&t, &table.reversed()?);
+                let back = |t: Tensor, table: &RopeTable| rope(&t, &table.reversed()?);
                 assert_eq!(bits(&gradient(&own, &v)), bits(&gradient(&plain, &v)));
                 let want = back(gradient(&plain, &turned_q), &of_q)?;
                 assert_eq!(bits(&gradient(&own, &q)), bits(&want), "heads of {head_dim}");
                 let want = back(gradient(&plain, &turned_k), &of_k)?;
                 assert_eq!(bits(&gradient(&own, &k)), bits(&want), "heads of {head_dim}");
-                Ok::<_, candle_core::Error>(())
+                Ok(())
             })
+        };
+        with_half_products(|| {
+            rounding([&of_q, &of_k])?;
+            rounding([&rounded[0], &rounded[1]])
         })?;
     }
     Ok(())

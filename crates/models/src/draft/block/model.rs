@@ -31,9 +31,10 @@ struct Pass<'a> {
     attend: &'a Attend<'a>,
     /// Slots of a block.
     slots: usize,
-    positions: &'a [u32],
     /// Angles of every slot.
     table: RopeTable,
+    /// Those of the slots asked for, where not all are.
+    of_wanted: Option<RopeTable>,
 }
 
 /// The network that all block drafts share, with the tensors of their heads.
@@ -123,10 +124,22 @@ impl BlockDraft {
     /// # Errors
     /// - shapes do not fit
     pub fn context(&self, features: &Tensor, positions: &[u32]) -> Result<Vec<KeyValues>> {
+        self.context_by(features, &self.rope.table(positions, self.embedding.device())?)
+    }
+
+    /// The same for [`Self::blocks_at`] alone, so that keys may be rounded for attention's products.
+    ///
+    /// # Errors
+    /// - as [`Self::context`]
+    pub fn attended_context(&self, features: &Tensor, positions: &[u32]) -> Result<Vec<KeyValues>> {
+        let table = self.rope.table(positions, self.embedding.device())?;
+        self.context_by(features, &table.attended())
+    }
+
+    fn context_by(&self, features: &Tensor, table: &RopeTable) -> Result<Vec<KeyValues>> {
         let fused = self.weights.project(features, "fc")?;
         let context = self.weights.norm(&fused, "hidden_norm")?;
-        let table = self.rope.table(positions, self.embedding.device())?;
-        (0..self.config.layers.len()).map(|i| self.key_values(i, &context, None, &table)).collect()
+        (0..self.config.layers.len()).map(|i| self.key_values(i, &context, None, table)).collect()
     }
 
     /// The blocks' slots after the final norm, which the target's head reads.
@@ -169,7 +182,9 @@ impl BlockDraft {
             let (k, v) = (cat(&[k, &own.k], 0)?, cat(&[v, &own.v], 0)?);
             attention_each(q, &[self.seen(layer, KeyValues { k, v }, (visible, wanted))])
         };
-        self.forward((ids, positions), &attend, visible.slots(), wanted)
+        // Keys of the slots are joined to those of the context.
+        let is_rounded = context.first().is_some_and(|layer| layer.k.dtype() == DType::BF16);
+        self.forward((ids, positions), (&attend, is_rounded), visible.slots(), wanted)
     }
 
     /// The same of one block each of several sequences, over the tokens of their caches: a block's own keys are
@@ -204,7 +219,7 @@ impl BlockDraft {
             }
             attention_each(q, &seen)
         };
-        self.forward((ids, positions), &attend, slots, wanted)
+        self.forward((ids, positions), (&attend, false), slots, wanted)
     }
 
     fn seen(
@@ -221,7 +236,7 @@ impl BlockDraft {
     fn forward(
         &self,
         (ids, positions): (&[u32], &[u32]),
-        attend: &Attend<'_>,
+        (attend, is_rounded): (&Attend<'_>, bool),
         slots: usize,
         wanted: Option<&[u32]>,
     ) -> Result<Tensor> {
@@ -243,8 +258,15 @@ impl BlockDraft {
                 return Ok(Tensor::zeros(none, DType::F32, self.embedding.device())?);
             }
         }
-        let table = self.rope.table(positions, self.embedding.device())?;
-        let pass = Pass { attend, slots, positions, table };
+        let angles = |positions: &[u32]| -> Result<RopeTable> {
+            let table = self.rope.table(positions, self.embedding.device())?;
+            Ok(if is_rounded { table.attended() } else { table })
+        };
+        let table = angles(positions)?;
+        let of_wanted = wanted.map(|wanted| {
+            angles(&wanted.iter().map(|&slot| positions[slot as usize]).collect::<Vec<_>>())
+        });
+        let pass = Pass { attend, slots, table, of_wanted: of_wanted.transpose()? };
         let last = self.config.layers.len() - 1;
         // Convolutions mix the slots of a block before and after each part of a layer.
         let alone = self.config.convolution.is_none();
@@ -375,9 +397,7 @@ impl BlockDraft {
             (Some(rows), None) => of(&select_rows(input, &rows)?)?,
             (None, _) => of(input)?,
         };
-        let Some(wanted) = run.wanted else { return Ok(rope(&q, &pass.table)?) };
-        let positions: Vec<u32> =
-            wanted.iter().map(|&slot| pass.positions[slot as usize]).collect();
-        Ok(rope(&q, &self.rope.table(&positions, q.device())?)?)
+        let of_wanted = pass.of_wanted.as_ref().filter(|_| run.wanted.is_some());
+        Ok(rope(&q, of_wanted.unwrap_or(&pass.table))?)
     }
 }

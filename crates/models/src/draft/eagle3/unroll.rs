@@ -14,6 +14,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::graph::{cat, narrow};
+use longdraft_kernels::rope::RopeTable;
 use longdraft_kernels::rows::select_rows;
 
 use super::model::Eagle3Draft;
@@ -209,12 +210,14 @@ impl<'a> TestTimeSteps<'a> {
         self.draft.attention_input(&self.draft.embed(&ids)?, state)
     }
 
-    fn table(&self, rows: &[u32]) -> Result<longdraft_kernels::rope::RopeTable> {
+    fn table(&self, rows: &[u32]) -> Result<RopeTable> {
         let step = self.step as u32;
         let of = |values: &[u32]| -> Vec<u32> {
             rows.iter().map(|&t| values[t as usize].saturating_add(step)).collect()
         };
-        self.draft.rope_table(&of(&self.sequence.position_ids), &of(&self.lengths))
+        let table = self.draft.rope_table(&of(&self.sequence.position_ids), &of(&self.lengths))?;
+        // Ranks exchange keys in f32.
+        Ok(if self.part.is_none() { table.attended() } else { table })
     }
 }
 

@@ -245,7 +245,9 @@ pub(in crate::method) fn context(
     features: &BatchFeatures,
 ) -> Result<Vec<KeyValues>> {
     let aux = features.aux_hidden()?;
-    let Some(part) = &features.part else { return Ok(draft.context(aux, &batch.position_ids)?) };
+    let Some(part) = &features.part else {
+        return Ok(draft.attended_context(aux, &batch.position_ids)?);
+    };
     let layers = draft.context(aux, &part.rows().select(&batch.position_ids))?;
     let sides: Vec<&Tensor> = layers.iter().flat_map(|layer| [&layer.k, &layer.v]).collect();
     let all = part.gather(&cat(&sides, 1)?)?;

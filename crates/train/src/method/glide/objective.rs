@@ -142,7 +142,8 @@ impl GlideObjective {
 
     /// Angles of some tokens of a row, as the target's last layer has them.
     fn table(&self, batch: &Batch, rows: &TokenRanges) -> Result<RopeTable> {
-        Ok(self.target.rope_table((&batch.position_ids, &batch.document_ids), rows)?)
+        let table = self.target.rope_table((&batch.position_ids, &batch.document_ids), rows)?;
+        Ok(table.attended())
     }
 
     /// The draft's final states at the learned rows, `[R, H]`; nothing learns from them unless `train`. Where many tokens
