@@ -200,6 +200,39 @@ mod tests {
         Ok(())
     }
 
+    /// A value's new state by the kernel's formula, whose products are fused where it says so.
+    fn fused_step(f: &Factors, [theta, m, v, g]: [f32; 4]) -> [f32; 3] {
+        let g = g * f.grad_scale;
+        let m = f.beta1.mul_add(m, f.keep1 * g);
+        let v = f.beta2.mul_add(v, f.keep2 * g * g);
+        let root = (v * f.correct2).sqrt() + f.eps;
+        [theta.mul_add(f.shrink, -(f.rate * (m * f.correct1) / root)), m, v]
+    }
+
+    #[test]
+    fn a_step_has_the_same_bits_wherever_values_lie() -> Result<()> {
+        let (mut noise, count) = (Noise::new(9), 1003);
+        let [theta, first, second, g] = [(); 4].map(|()| noise.tensor(&[count + 1]));
+        let all = [theta, first, second.sqr()?, g];
+        // By fours, and beginning where a kernel cannot read four at once.
+        for start in [0, 1] {
+            let [theta, first, second, g] = all.each_ref().map(|t| t.narrow(0, start, count));
+            let (state, g) = (AdamWState { theta: theta?, first: first?, second: second? }, g?);
+            let new = emulated(|| adamw_on_device(&STEP, &state, &g))?;
+            let values = |t: &Tensor| t.to_vec1::<f32>();
+            let of_state = |of: &AdamWState| -> Result<[Vec<f32>; 3]> {
+                Ok([values(&of.theta)?, values(&of.first)?, values(&of.second)?])
+            };
+            let ([theta, m, v], g, new) = (of_state(&state)?, values(&g)?, of_state(&new)?);
+            for i in 0..count {
+                let want = fused_step(&Factors::of(&STEP), [theta[i], m[i], v[i], g[i]]);
+                let own = new.each_ref().map(|values| values[i]);
+                assert_eq!(own.map(f32::to_bits), want.map(f32::to_bits), "{i} from {start}");
+            }
+        }
+        Ok(())
+    }
+
     #[test]
     fn sums_of_squares_are_those_of_the_cpu() -> Result<()> {
         for count in [1, 700, 40_000] {

@@ -18,11 +18,14 @@ DEVICE Four four_at(const float *values, u32 first) { return *reinterpret_cast<c
 struct Step {
     float beta1, beta2, keep1, keep2, correct1, correct2, shrink, rate, eps, grad_scale;
 
+    // Where values lie decides how they are read, and must change no bit: sums are fused here, so that a compiler finds none
+    // to fuse in one way or another.
     METHOD void take(float &theta, float &m, float &v, float g) const {
         float gradient = g * grad_scale;
-        m = beta1 * m + keep1 * gradient;
-        v = beta2 * v + keep2 * gradient * gradient;
-        theta = theta * shrink - rate * (m * correct1) / (sqrtf(v * correct2) + eps);
+        m = fmaf(beta1, m, keep1 * gradient);
+        v = fmaf(beta2, v, keep2 * gradient * gradient);
+        float root = sqrtf(v * correct2) + eps;
+        theta = fmaf(theta, shrink, -(rate * (m * correct1) / root));
     }
 };
 
