@@ -72,6 +72,33 @@ fn outputs(target: &Target, cache: &mut KvCache, taps: &Taps) -> Vec<Vec<u32>> {
     all
 }
 
+/// Final states of passes over a cache whose tokens are taken back and replaced: a row at a time, whose kind is known after three,
+/// then after fewer tokens, after those of another cache, and from the start.
+fn after_other_tokens(target: &Target) -> Vec<Vec<u32>> {
+    let taps = Taps::of(&[Tap::FinalHidden]);
+    let extend = |cache: &mut KvCache, rows: usize, salt: usize| {
+        let first = cache.len();
+        let ids: Vec<u32> = (0..rows).map(|i| ((first + i) * 11 + salt) as u32 % 50).collect();
+        let positions: Vec<u32> = (first..first + rows).map(|at| at as u32).collect();
+        let features = target.extend(&ids, &positions, cache, &taps).expect("a pass");
+        bits(features.final_hidden().expect("tapped"))
+    };
+    let new = || target.new_cache().expect("room");
+    let (mut cache, mut other) = (new(), new());
+    extend(&mut other, 90, 1);
+    let mut all = vec![extend(&mut cache, 70, 2)];
+    all.extend((0..6).map(|salt| extend(&mut cache, 1, salt)));
+    cache.truncate(72);
+    all.extend((7..10).map(|salt| extend(&mut cache, 1, salt)));
+    cache.copy_prefix(&other, 40).expect("of the same target");
+    assert_eq!(cache.len(), 40);
+    all.extend((0..3).map(|salt| extend(&mut cache, 1, salt)));
+    cache.truncate(0);
+    all.push(extend(&mut cache, 80, 3));
+    all.extend((0..3).map(|salt| extend(&mut cache, 1, salt)));
+    all
+}
+
 fn starts(target: &Target, cache: &mut KvCache, taps: &Taps) -> usize {
     let mut trace = Trace::of(&Device::Cpu).expect("emulated");
     trace.begin().expect("the only one");
@@ -119,6 +146,12 @@ fn passes_of_recorded_starts_have_the_bits_of_plain_ones() {
             let (plain_k, plain_v) = plain.last_layer().expect("keys");
             assert_eq!((bits(&k), bits(&v)), (bits(&plain_k), bits(&plain_v)));
         }
+        let before = target.repeated_passes();
+        let repeated = after_other_tokens(&target);
+        assert_eq!(target.repeated_passes() - before, 3 * 4, "{family}");
+        repeat_passes(false);
+        assert!(after_other_tokens(&target) == repeated, "{family}");
+        repeat_passes(true);
         // A trace times every start by itself.
         let mut cache = target.new_cache().expect("room");
         assert!((0..5).all(|_| starts(&target, &mut cache, &Taps::of(&[Tap::FinalHidden])) > 30));
