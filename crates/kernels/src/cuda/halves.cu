@@ -68,8 +68,9 @@ extern "C" __global__ void rope_halves(const u32 *__restrict__ x, const float *_
     size_t at = (size_t)head * half + place, angle = (size_t)(head / heads) * half + 2 * place;
     u32 a = x[at], b = x[at + quarter];
     float c = cosine[angle], s = sine[angle], next_c = cosine[angle + 1], next_s = sine[angle + 1];
-    out[at] = pack(unpack_low(a) * c - unpack_low(b) * s, unpack_high(a) * next_c - unpack_high(b) * next_s);
-    out[at + quarter] = pack(unpack_low(b) * c + unpack_low(a) * s, unpack_high(b) * next_c + unpack_high(a) * next_s);
+    float low = unpack_low(a), high = unpack_high(a), low_after = unpack_low(b), high_after = unpack_high(b);
+    out[at] = pack(turned(low, low_after, c, s), turned(high, high_after, next_c, next_s));
+    out[at + quarter] = pack(turned_after(low, low_after, c, s), turned_after(high, high_after, next_c, next_s));
 }
 KERNEL(rope_halves)
 

@@ -120,10 +120,6 @@ extern "C" __global__ void rope_table(const u32 *positions, const float *frequen
 }
 KERNEL(rope_table)
 
-// Both values of a pair that is turned by an angle.
-DEVICE float turned(float a, float b, float cosine, float sine) { return a * cosine - b * sine; }
-DEVICE float turned_after(float a, float b, float cosine, float sine) { return b * cosine + a * sine; }
-
 // Turns x [T, N, D] by the angles [T, D/2]; a thread a pair. `sign` is -1 to turn back.
 extern "C" __global__ void rope(const float *x, const float *cosine, const float *sine, u32 pairs, u32 heads, u32 half,
                                 float sign, float *out) {

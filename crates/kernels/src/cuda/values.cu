@@ -26,3 +26,7 @@ DEVICE float add_squares(float sum, const Quad &x) {
 DEVICE Quad normed(const Quad &x, float r, const Quad &weight) {
     return {x.a * r * weight.a, x.b * r * weight.b, x.c * r * weight.c, x.d * r * weight.d};
 }
+
+// Both values of a pair that is turned by an angle: with the same bits in every kernel, whatever a compiler fuses.
+DEVICE float turned(float a, float b, float cosine, float sine) { return fmaf(a, cosine, -(b * sine)); }
+DEVICE float turned_after(float a, float b, float cosine, float sine) { return fmaf(b, cosine, a * sine); }
