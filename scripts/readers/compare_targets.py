@@ -1,18 +1,26 @@
 """Compares peers' greedy tokens with ours, a line a case; exit 1 on a difference that is not explained.
 
-Usage: compare_targets.py CASES_FOLDER PARITY.jsonl LLAMACPP.jsonl TRANSFORMERS.jsonl TRUNCATED.jsonl VLLM.jsonl
+Usage: compare_targets.py CASES_FOLDER PARITY.jsonl LLAMACPP.jsonl TRANSFORMERS.jsonl CHANGED.jsonl VLLM.jsonl
 
 Ours are those of the case (`greedy_ids`), because `longdraft parity` reproduced every one of them: PARITY.jsonl says which cases passed.
 Where llama.cpp computes something else by design, the line says what, and what it computes is still held to a second peer:
 - a Phi-3 with two sets of rotary factors: llama.cpp chooses by the room of its context, not by the length of a text. Prompts beyond the
   original context are compared.
 - gpt-oss: llama.cpp rounds the range of YaRN to whole dimensions, which these models do not. Its tokens are compared with those of
-  transformers told to round (TRUNCATED.jsonl).
+  transformers told to round (CHANGED.jsonl).
+- Qwen3.5: llama.cpp wants keys as wide as values. Its tokens are compared with those of transformers on widened weights (CHANGED.jsonl).
 VLLM.jsonl is empty where vLLM was not asked.
 """
 import json
 import pathlib
 import sys
+
+
+# What llama.cpp does by design, and what transformers computes for the comparison then.
+CHANGED = {
+    "gpt_oss": ("rounds the range of YaRN", "once transformers rounds the range of YaRN too, as llama.cpp does"),
+    "qwen3_5_text": ("wants keys as wide as values", "once zeros make keys as wide as values in both, as llama.cpp wants them"),
+}
 
 
 def read(path):
@@ -34,7 +42,7 @@ def original_context(folder):
     return rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings") or 0
 
 
-def verdict(folder, peers, truncated):
+def verdict(folder, peers, changed):
     """A line about a case and whether it is well."""
     meta = json.loads((folder / "meta.json").read_text())
     prompts = json.loads((folder / "prompts.json").read_text())
@@ -53,12 +61,12 @@ def verdict(folder, peers, truncated):
         limit = original_context(folder)
         wanted = {prompt["name"]: prompt["greedy_ids"] for prompt in prompts if len(prompt["ids"]) > limit}
         note = f" on prompts beyond {limit} tokens: it chooses rotary factors by the room of its context"
-    if is_gguf and family == "gpt_oss":
-        rounded = truncated.get(folder.name.removesuffix("_gguf"), {})
-        if "tokens" not in rounded:
-            return f"llama.cpp rounds the range of YaRN, and nothing to compare with: {rounded.get('refused', 'not asked')}", False
-        wanted = rounded["tokens"]
-        note = " once transformers rounds the range of YaRN too, as llama.cpp does"
+    if is_gguf and family in CHANGED:
+        why, how = CHANGED[family]
+        other = changed.get(folder.name.removesuffix("_gguf"), {})
+        if "tokens" not in other:
+            return f"llama.cpp {why}, and nothing to compare with: {other.get('refused', 'not asked')}", False
+        wanted, note = other["tokens"], f" {how}"
     differing = differences(found, wanted)
     if differing:
         return f"{peer} DIFFERS{note}: {'; '.join(differing)}", False
@@ -79,10 +87,10 @@ def second(folder, answer):
 
 
 root = pathlib.Path(sys.argv[1])
-passed, llamacpp, transformers, truncated, vllm = map(read, sys.argv[2:7])
+passed, llamacpp, transformers, changed, vllm = map(read, sys.argv[2:7])
 bad = 0
 for folder in sorted(path for path in root.iterdir() if (path / "prompts.json").is_file()):
-    line, well = verdict(folder, (llamacpp, transformers), truncated)
+    line, well = verdict(folder, (llamacpp, transformers), changed)
     if not passed.get(folder.name, {}).get("passed"):
         line, well = f"parity FAILS, and {line}", False
     more, also_well = second(folder, vllm.get(folder.name))

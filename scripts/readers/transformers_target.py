@@ -1,16 +1,19 @@
 """Greedy tokens of Hugging Face targets in transformers, through its incremental cache.
 
-Usage: transformers_target.py [--set KEY=JSON] CASE_FOLDER...
+Usage: transformers_target.py [--set KEY=JSON] [--wide-keys] CASE_FOLDER...
 
 A line of JSON for each case: {"case": NAME, "tokens": {PROMPT: [TOKEN]}} or {"case": NAME, "refused": TEXT}. `--set` changes a value of the
-configurations, dotted where it lies deeper. No code of a folder is run.
+configurations, dotted where it lies deeper. `--wide-keys` makes keys of gated delta nets as wide as their values. No code of a folder is run.
 """
 import json
 import pathlib
 import sys
 
 import torch
+from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from wide_keys import with_wide_keys
 
 
 def change(config, key, value):
@@ -35,7 +38,17 @@ def greedy(model, ids, length):
         out = model(input_ids=torch.tensor([[tokens[-1]]]), past_key_values=out.past_key_values, use_cache=True)
 
 
-def tokens_of(folder, changes):
+def widened(folder, config):
+    """A case's weights with wide keys, and so the configuration."""
+    key, config.linear_key_head_dim = config.linear_key_head_dim, config.linear_value_head_dim
+    state = load_file(folder / "target" / "model.safetensors")
+    for name, values in state.items():
+        if name.endswith(("linear_attn.in_proj_qkv.weight", "linear_attn.conv1d.weight")):
+            state[name] = with_wide_keys(values, config.linear_num_key_heads, key, config.linear_value_head_dim)
+    return {name: torch.from_numpy(values) for name, values in state.items()}
+
+
+def tokens_of(folder, changes, wide):
     """What a case's folder gives."""
     prompts = json.loads((folder / "prompts.json").read_text())
     try:
@@ -43,7 +56,12 @@ def tokens_of(folder, changes):
         for key, value in changes:
             change(config, key, value)
         options = {"dtype": torch.float32, "attn_implementation": "eager"}
-        model = AutoModelForCausalLM.from_pretrained(folder / "target", config=config, **options)
+        if wide:
+            state = widened(folder, config)
+            model = AutoModelForCausalLM.from_config(config, **options)
+            model.load_state_dict(state)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(folder / "target", config=config, **options)
         # Experts that were MXFP4 blocks come out in bf16, which holds them exactly.
         model = model.float().eval()
         with torch.no_grad():
@@ -58,5 +76,6 @@ while arguments[:1] == ["--set"]:
     key, value = arguments[1].split("=", 1)
     changes.append((key, json.loads(value)))
     arguments = arguments[2:]
-for case in map(pathlib.Path, arguments):
-    print(json.dumps({"case": case.name, **tokens_of(case, changes)}), flush=True)
+wide = arguments[:1] == ["--wide-keys"]
+for case in map(pathlib.Path, arguments[wide:]):
+    print(json.dumps({"case": case.name, **tokens_of(case, changes, wide)}), flush=True)
