@@ -2,8 +2,8 @@
 
 use crate::support::files::{change_json, demonstration};
 use crate::support::{
-    Workshop, fail, fail_with, last_json, longdraft, require_words, run, stderr, stdout, succeed,
-    told_by,
+    Workshop, fail, fail_with, files, last_json, longdraft, require_words, run, stderr, stdout,
+    succeed, told_by,
 };
 use serde_json::Value;
 
@@ -154,7 +154,14 @@ fn a_draft_that_does_not_fit_says_what_it_is() {
     let (shop, config) = Workshop::of_four_layers().with_config();
     succeed(&["train", &config, "train.steps=2"]);
     let (run, draft) = (shop.path("run"), shop.path("draft"));
-    succeed(&["extract", &run, "--output", &draft]);
+    for _ in 0..2 {
+        succeed(&["extract", &run, "--output", &draft]);
+    }
+    // Files of others are no draft's to write over.
+    let before = files(&shop.target());
+    let words = ["config.json would be written over", "hint: give another place with --output"];
+    fail_with(&["extract", &run, "--output", &shop.target()], 2, &words);
+    assert_eq!(files(&shop.target()), before);
     let other = demonstration();
     let generate = |target: &str, draft: &str| {
         fail(&["generate", "--target", target, "--draft", draft, "--prompt", "a"], 1)
@@ -242,4 +249,12 @@ fn help_and_docs_have_the_same_table_of_exit_codes() {
     };
     assert_eq!(codes(table, "  "), codes(&page, "| "));
     assert!(codes(table, "  ").contains(&"130".to_owned()));
+}
+
+#[test]
+fn prompts_of_another_field_lead_to_its_option() {
+    let (shop, _) = Workshop::new().with_config();
+    let (target, rows) = (shop.target(), shop.path("rows.jsonl"));
+    let decode = ["eval", "decode", "--target", &target, "--lookup", "--prompts", &rows];
+    fail_with(&decode, 1, &["field `prompt` is missing", "hint: --field names the field"]);
 }

@@ -178,7 +178,7 @@ pub(crate) struct EvalDecodeArguments {
     /// if there is one).
     #[arg(long)]
     pub(crate) chat: bool,
-    /// Use only the first prompts; of spec-bench and mt-bench, the first of each category.
+    /// Use only the first prompts; of spec-bench, mt-bench and longdoc, the first of each category.
     #[arg(long)]
     pub(crate) limit: Option<usize>,
     /// Cut long documents so that prompts have these lengths: a curve over the context.

@@ -49,10 +49,26 @@ pub(crate) fn run(arguments: &ExtractArguments, json: bool) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a folder whose configuration or tokenizer is not that of an extracted draft, such as a target's: both
+/// would be written over. A draft's weights are written before them.
+fn require_own(output: &Path) -> Result<()> {
+    let holds = |name: &str| output.join(name).is_file();
+    let ours = ["config.json", "tokenizer.json", "tokenizer_config.json"];
+    match ours.into_iter().find(|name| holds(name)) {
+        Some(name) if !holds(DRAFT_FILE) => Err(Failure::usage(format!(
+            "{}: its {name} would be written over, and is that of no extracted draft",
+            output.display()
+        ))
+        .hint("give another place with --output")),
+        _ => Ok(()),
+    }
+}
+
 /// Writes weights, configuration and tokenizer of a checkpoint; returns the number of tensors.
 pub(crate) fn extract(checkpoint: &Path, output: &Path) -> Result<usize> {
     let state = read_state(checkpoint)?;
     require_writable(output)?;
+    require_own(output)?;
     let tensors = read_draft(checkpoint)?;
     std::fs::create_dir_all(output).map_err(Failure::unwritable(output))?;
     let kind = DraftKind::named(&state.method)?;

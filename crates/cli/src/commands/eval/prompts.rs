@@ -262,7 +262,10 @@ impl<'a, R: Reader> Encoder<'a, R> {
 
     /// A row's text as it is, or as a user's turn with the row's own variables.
     fn row(&self, row: &Row) -> Result<R::Prompt> {
-        let text = row.text(self.set.field)?;
+        let text = row.text(self.set.field);
+        let text = text.map_err(|error| {
+            Failure::from(error).or_hint("--field names the field of the prompt")
+        })?;
         let category = row.fields.get("category").and_then(Value::as_str).unwrap_or("all");
         let own = Conversation::variables_of(&row.fields);
         let own = own.map_err(|problem| row.problem(problem))?;
