@@ -64,6 +64,36 @@ impl Shop {
 }
 
 #[test]
+fn of_a_single_text_the_end_is_held_out() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (text, data) = (path("book.txt"), path("data"));
+    std::fs::write(&text, "The cat sat on the mat. ".repeat(200)).expect("text");
+    succeed(&["data", "tokenizer", &text, "--vocabulary", "280", "--output", &data]);
+    // A model's tokenizer stays.
+    let model = path("model");
+    support::write_target(Path::new(&model), &support::tiny_config("llama"));
+    let train = ["data", "tokenizer", &text, "--vocabulary", "280", "--output", &model];
+    fail_with(&train, 2, &["is that of a model", "hint: give another folder with --output"]);
+    let pack = ["data", "pack", &text, "--tokenizer", &data, "--output", &data, "--json"];
+    let packed = |every: &str| {
+        let output = run(&[&pack[..], &["--validation-every", every]].concat());
+        (last_json(&stdout(&output)), stderr(&output))
+    };
+    let (whole, told) = packed("0");
+    assert!(!told.contains("held out"), "{told}");
+    let (cut, told) = packed("8");
+    assert!(told.contains("of 1 document, fewer than --validation-every 8"), "{told}");
+    let tokens = |of: &Value, key: &str| of[key].as_u64().expect("tokens");
+    let held_out = tokens(&cut, "validation_tokens");
+    // The part begins as documents do.
+    assert_eq!(held_out, tokens(&whole, "train_tokens") / 8 + 1);
+    let all = tokens(&cut, "train_tokens") + held_out;
+    assert_eq!(all, tokens(&whole, "train_tokens") + 1);
+    assert!(Path::new(&path("data/val_000000.bin")).is_file());
+}
+
+#[test]
 fn text_becomes_a_scored_artifact_and_every_command_reads_it() {
     let shop = Shop::new();
     let out = last_json(&succeed(&["lm", "train", &shop.config, "--json"]));

@@ -1,6 +1,6 @@
 //! `longdraft data tokenizer` and `data pack`: from text to what `lm train` reads.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use longdraft_data::source::read_jsonl;
 use longdraft_data::token_stream::{START_OF_DOCUMENT, ShardWriter, sidecar_path};
@@ -9,6 +9,7 @@ use longdraft_pretrain::Tokenizer;
 
 use crate::cli::{DataPackArguments, DataTokenizerArguments, TextArguments};
 use crate::failure::{Failure, Result};
+use crate::terminal::counted;
 
 /// The largest `--shard-tokens`. A header counts fewer than 2^31 tokens, and the last document of a shard may exceed
 /// the option.
@@ -37,8 +38,19 @@ fn texts(of: &TextArguments, mut each: impl FnMut(&str) -> Result<bool>) -> Resu
     Ok(())
 }
 
+/// Refuses a folder whose tokenizer is that of a model, which would be written over.
+fn require_no_model(output: &Path) -> Result<()> {
+    if ["config.json", "tokenizer.json"].iter().all(|name| output.join(name).is_file()) {
+        let problem = "its tokenizer.json is that of a model, and would be written over";
+        return Err(Failure::usage(format!("{}: {problem}", output.display()))
+            .hint("give another folder with --output"));
+    }
+    Ok(())
+}
+
 /// Trains a tokenizer.
 pub(super) fn tokenizer(arguments: &DataTokenizerArguments, json: bool) -> Result<()> {
+    require_no_model(&arguments.output)?;
     let (mut all, mut bytes) = (Vec::new(), 0);
     let most = arguments.max_bytes.unwrap_or(usize::MAX);
     texts(&arguments.text, |text| {
@@ -141,6 +153,23 @@ pub(crate) fn encode_with_bytes(
     Ok((encoded.ids, bytes))
 }
 
+/// Writes the last document to train on, up to as many of its last tokens as are wanted, at most half of them: those
+/// are held out. Returns their number.
+fn write_last(
+    (tokens, bytes): (Vec<u16>, Vec<u16>),
+    wanted: usize,
+    (train, validation): (&mut Shards<'_>, &mut Shards<'_>),
+) -> Result<usize> {
+    let (kept, rest) = tokens.split_at(tokens.len() - wanted.min(tokens.len() / 2));
+    let (counts, of_rest) = bytes.split_at(kept.len());
+    train.write(kept, counts)?;
+    if !rest.is_empty() {
+        let tokens = [&[START_OF_DOCUMENT][..], rest].concat();
+        validation.write(&tokens, &[&[0][..], of_rest].concat())?;
+    }
+    Ok(rest.len())
+}
+
 /// Writes shards.
 pub(super) fn run(arguments: &DataPackArguments, json: bool) -> Result<()> {
     if !(1..=MOST_TOKENS).contains(&arguments.shard_tokens) {
@@ -159,7 +188,10 @@ pub(super) fn run(arguments: &DataPackArguments, json: bool) -> Result<()> {
     std::fs::create_dir_all(&arguments.output).map_err(Failure::unwritable(&arguments.output))?;
     let mut train = Shards::new(arguments, "train");
     let mut validation = Shards::new(arguments, "val");
+    let every = arguments.validation_every;
     let mut documents = 0_usize;
+    // The last document to train on, of which a part may be held out.
+    let mut last: Option<(Vec<u16>, Vec<u16>)> = None;
     texts(&arguments.text, |text| {
         let (ids, counts) = encode_with_bytes(&tokenizer, text)?;
         let mut tokens = vec![START_OF_DOCUMENT];
@@ -167,12 +199,24 @@ pub(super) fn run(arguments: &DataPackArguments, json: bool) -> Result<()> {
         let mut bytes = vec![0];
         bytes.extend(counts.iter().map(|count| u16::try_from(*count).unwrap_or(u16::MAX)));
         documents += 1;
-        let every = arguments.validation_every;
-        let held_out = every > 0 && documents.is_multiple_of(every);
-        let shards = if held_out { &mut validation } else { &mut train };
-        shards.write(&tokens, &bytes)?;
+        if every > 0 && documents.is_multiple_of(every) {
+            validation.write(&tokens, &bytes)?;
+        } else if let Some((tokens, bytes)) = last.replace((tokens, bytes)) {
+            train.write(&tokens, &bytes)?;
+        }
         Ok(true)
     })?;
+    if let Some(document) = last {
+        let of = if documents < every { train.tokens as usize + document.0.len() } else { 0 };
+        let held_out = write_last(document, of / every.max(1), (&mut train, &mut validation))?;
+        if documents < every {
+            errln!(
+                "note: of {}, fewer than --validation-every {every}, the last {} are held out",
+                counted(documents, "document"),
+                counted(held_out, "token")
+            );
+        }
+    }
     train.finish()?;
     validation.finish()?;
     if documents == 0 {
@@ -192,8 +236,9 @@ pub(super) fn run(arguments: &DataPackArguments, json: bool) -> Result<()> {
                   "validation_tokens": held_out, "tokens_per_byte": ratio});
     } else {
         outln!(
-            "{documents} documents: {tokens} tokens to train on, {held_out} to score, {ratio:.4} \
+            "{}: {tokens} tokens to train on, {held_out} to score, {ratio:.4} \
              tokens per byte, in {}",
+            counted(documents, "document"),
             output.display()
         );
     }
