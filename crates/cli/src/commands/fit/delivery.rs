@@ -14,7 +14,7 @@ use super::answers::Cleaned;
 use super::proof::Way;
 use super::rules::Plan;
 use super::state::Settings;
-use crate::cli::{ExportArguments, ExportOptions, LookupChoice, VerifyArguments};
+use crate::cli::{ExportArguments, ExportOptions, LookupChoice, PaceChoice, VerifyArguments};
 use crate::commands::{export, extract, verify};
 use crate::draft_source::find_checkpoint;
 use crate::failure::{Failure, Result};
@@ -79,6 +79,10 @@ pub(super) fn arguments(way: &Way) -> String {
         Some(LookupChoice::Switch) => text.push_str(" --lookup=switch"),
         Some(LookupChoice::Merge) => text.push_str(" --lookup=merge"),
         None => {}
+    }
+    // Both commands draft at measured pace by themselves.
+    if way.pace == PaceChoice::Fixed {
+        text.push_str(" --pace fixed");
     }
     text
 }
@@ -221,6 +225,7 @@ fn row_of(cell: &Cell, figures: &Figures, kind: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::fit::proof;
 
     #[test]
     fn commands_give_the_template_its_variables() {
@@ -228,6 +233,13 @@ mod tests {
         let words = template(given.as_object().expect("variables"));
         assert_eq!(words, r#" --chat-template-kwargs '{"enable_thinking":false}'"#);
         assert_eq!(template(&Map::new()), "");
+    }
+
+    #[test]
+    fn commands_draft_in_every_round_where_that_was_measured() {
+        let ways = proof::ways(Path::new("draft"), &Plan::default(), &Settings::default());
+        let fixed = ways.iter().map(|way| arguments(way).ends_with(" --pace fixed"));
+        assert_eq!(fixed.collect::<Vec<_>>(), [true, false, false, false]);
     }
 
     #[test]
