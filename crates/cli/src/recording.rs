@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use longdraft_models::target_model::tensor_specs;
 use longdraft_records::decode::{Circumstances, DecodeRecord, VERSION, date_of};
+pub(crate) use longdraft_serving::quoted;
 
 use crate::cli::DecodingArguments;
 use crate::decoding::Models;
@@ -89,15 +90,6 @@ pub(crate) fn set_command(words: &[OsString]) {
 fn command_line(words: impl Iterator<Item = String>) -> String {
     let words: Vec<String> = words.map(|word| quoted(&word)).collect();
     format!("longdraft {}", words.join(" "))
-}
-
-/// A word as a shell reads it.
-pub(crate) fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@+=,%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]

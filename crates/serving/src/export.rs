@@ -14,6 +14,7 @@ use crate::folder::NewFolder;
 use crate::formats::files::{gguf_name, torch_dtype};
 use crate::formats::{ExportOptions, Format, Rendered, Served, format_of};
 use crate::manifest::{MANIFEST_FILE, Manifest, TargetRecord};
+use crate::shell::quoted;
 use crate::target::TargetFacts;
 
 /// What was written.
@@ -31,6 +32,7 @@ pub struct Exported {
 
 /// This program and its command for an export, as a manifest lists them; `DIR` stands for the export.
 pub fn own_command(target: &str) -> (String, String) {
+    let target = quoted(target);
     let command = format!("longdraft generate --target {target} --draft DIR --prompt TEXT");
     ("longdraft".to_owned(), command)
 }

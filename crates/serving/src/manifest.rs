@@ -6,11 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::Profile;
 use crate::parity::ParityVector;
+use crate::shell::{in_json, in_quotes, quoted};
 
 /// Name of the file.
 pub const MANIFEST_FILE: &str = "longdraft-manifest.json";
 
-/// A command of a manifest for a folder: `DIR` stands for it, where it is no part of another name.
+/// A command of a manifest for a folder, as a shell reads it: `DIR` stands for the folder, where it is no part of
+/// another name.
 pub fn in_folder(command: &str, folder: &str) -> String {
     const DIR: &str = "DIR";
     let of_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
@@ -21,7 +23,15 @@ pub fn in_folder(command: &str, folder: &str) -> String {
         let follows = ends.is_some_and(|c| of_name(c) || matches!(c, '/' | '.'));
         let is_alone = !follows && !after.starts_with(of_name);
         written.push_str(before);
-        written.push_str(if is_alone { folder } else { DIR });
+        let place = if !is_alone {
+            DIR.to_owned()
+        } else if in_quotes(&written) {
+            // vLLM's are in JSON.
+            in_json(folder)
+        } else {
+            quoted(folder)
+        };
+        written.push_str(&place);
         rest = after;
     }
     written + rest
@@ -112,5 +122,12 @@ mod tests {
         let command = "serve /mnt/DIRECT/DIR -m 'DIR' -md DIR/draft.gguf --x MYDIR DIR";
         let expected = "serve /mnt/DIRECT/DIR -m '/e' -md /e/draft.gguf --x MYDIR /e";
         assert_eq!(in_folder(command, "/e"), expected);
+    }
+
+    #[test]
+    fn a_folder_is_written_as_a_shell_reads_it() {
+        let command = r#"serve 'it'\''s' --draft '{"model": "DIR"}' -md DIR/draft.gguf"#;
+        let expected = r#"serve 'it'\''s' --draft '{"model": "a '\''b'\'' \"c"}' -md 'a '\''b'\'' "c'/draft.gguf"#;
+        assert_eq!(in_folder(command, "a 'b' \"c"), expected);
     }
 }

@@ -18,7 +18,6 @@ use crate::cli::{ExportArguments, ExportDtype};
 use crate::commands::require_writable;
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
-use crate::recording::quoted;
 
 /// Tokens per round where nothing was measured.
 const DRAFT_LEN: usize = 3;
@@ -119,7 +118,7 @@ pub(crate) fn each(
         let mut exported = write(draft.as_ref(), &target, &options, &folder, given.strict)?;
         if given.target_name.is_some() {
             // The file is for others. Who wrote it has the target here.
-            exported.manifest.serve.extend([own_command(&quoted(&name))]);
+            exported.manifest.serve.extend([own_command(&name)]);
         }
         let names_target = |(_, command): (&String, &String)| command.contains(HUB_NAME);
         if !is_told && exported.manifest.serve.iter().any(names_target) {

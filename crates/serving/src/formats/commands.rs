@@ -3,6 +3,7 @@
 use super::{Lines, Served};
 use crate::Profile;
 use crate::hub_name::{HUB_NAME, loaded};
+use crate::shell::quoted;
 
 /// What the command lines of a method's drafts have of their own.
 pub(super) struct Own<'a> {
@@ -18,7 +19,7 @@ pub(super) struct Own<'a> {
 
 /// Command lines by engine; `DIR` stands for the exported folder.
 pub(super) fn lines(profile: Profile, served: Served<'_>, own: &Own<'_>) -> Lines {
-    let target = loaded(served.target, served.is_gguf);
+    let target = quoted(loaded(served.target, served.is_gguf));
     let Own { names, proposals, sglang, llamacpp } = own;
     let vllm = format!(
         "vllm serve {target} --speculative-config '{{\"method\": \"{}\", \"model\": \"DIR\", \
@@ -32,7 +33,7 @@ pub(super) fn lines(profile: Profile, served: Served<'_>, own: &Own<'_>) -> Line
     );
     let llamacpp = format!(
         "llama-server -m {} -md DIR/{} --spec-type {} --spec-draft-n-max {proposals}{llamacpp}",
-        if target == HUB_NAME { served.target } else { "TARGET.gguf" },
+        if target == HUB_NAME { quoted(served.target) } else { "TARGET.gguf".to_owned() },
         served.gguf,
         names[2]
     );
@@ -67,6 +68,8 @@ mod tests {
         assert!(vllm("/models/a", false).starts_with("vllm serve /models/a "));
         let llamacpp = |target| line(Profile::Llamacpp, target, true, "llama.cpp");
         assert!(llamacpp("/models/a.gguf").contains("-m /models/a.gguf -md DIR/d.gguf"));
+        assert!(llamacpp("/my models/a.gguf").contains("-m '/my models/a.gguf' -md DIR/d.gguf"));
+        assert!(vllm("/my models/a", false).starts_with("vllm serve '/my models/a' "));
         assert!(llamacpp("org/a").contains("-m TARGET.gguf "));
         assert!(llamacpp("org/a").ends_with("--spec-type c --spec-draft-n-max 3 --p 0"));
         let sglang = line(Profile::Sglang, "org/a", false, "sglang");

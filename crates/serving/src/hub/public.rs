@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::Manifest;
 use crate::hub_name::{HUB_NAME, is_hub_name};
+use crate::shell::quoted;
 
 impl Manifest {
     /// The manifest without paths of this machine: a model of the hub keeps its name, of everything
@@ -12,9 +13,12 @@ impl Manifest {
     pub fn public(&self) -> Self {
         let mut public = self.clone();
         public_name(&self.target.name).clone_into(&mut public.target.name);
-        let (name, loaded) = (format!(" {} ", self.target.name), in_command(&self.target.name));
+        let loaded = format!(" {} ", quoted(in_command(&self.target.name)));
         for command in public.serve.values_mut() {
-            *command = command.replace(&name, &format!(" {loaded} "));
+            // Earlier versions did not quote names.
+            for name in [quoted(&self.target.name), self.target.name.clone()] {
+                *command = command.replace(&format!(" {name} "), &loaded);
+            }
         }
         if let Some(evaluation) = &mut public.provenance.evaluation {
             // As the card names them, whether the path was whole or not.
