@@ -8,11 +8,14 @@ use crate::formats::Fit;
 
 pub(super) fn fit(profile: Profile, config: &GlideConfig, target: &TargetConfig) -> Fit {
     let mut fit = Fit::default();
-    fit.refuse(
-        matches!(profile, Profile::Longspec | Profile::Hf),
-        "no such engine runs a GLIDE layer: export to longspec (or hf), or decode with `longdraft \
-         generate`",
-    );
+    if !matches!(profile, Profile::Longspec | Profile::Hf) {
+        // What the published layer lacks is no remedy here.
+        fit.refuse(
+            false,
+            "no such engine runs a GLIDE layer, but `longdraft generate` and `longdraft serve` do",
+        );
+        return fit;
+    }
     fit.refuse(
         config.final_norm == FinalNorm::None,
         "the published layer has no final norm: train with `draft.final_norm: none`",
@@ -53,6 +56,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn an_engine_without_such_layers_asks_for_no_change_of_them() {
+        let target = TargetConfig::from_json(&json!({
+            "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "vocab_size": 320,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2
+        }))
+        .expect("configuration");
+        let own = GlideConfig::for_target(&target, None);
+        let normed = GlideConfig { final_norm: FinalNorm::Target, ..own };
+        let refusals = |profile| fit(profile, &normed, &target).refusals.0.join("; ");
+        let told = refusals(Profile::Vllm);
+        assert!(told.contains("no such engine") && !told.contains("final_norm"), "{told}");
+        assert!(refusals(Profile::Longspec).contains("draft.final_norm: none"));
+    }
 
     #[test]
     fn a_draft_of_fewer_tokens_is_warned_of() {
