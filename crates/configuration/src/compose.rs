@@ -102,7 +102,19 @@ struct Composer {
 
 impl Composer {
     fn file(&mut self, path: &Path) -> Result<Node, Problem> {
-        let text = std::fs::read_to_string(path).map_err(|error| Problem::in_file(path, error))?;
+        if path.is_dir() {
+            let config = path.join("config.yaml");
+            let remedy = if config.is_file() {
+                format!("give {}", config.display())
+            } else {
+                "give a YAML file".to_owned()
+            };
+            return Err(Problem::in_file(path, format!("is a folder: {remedy}")));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+            ErrorKind::InvalidData => Problem::in_file(path, "is no text: give a YAML file"),
+            _ => Problem::in_file(path, error),
+        })?;
         self.text(&text, path)
     }
 

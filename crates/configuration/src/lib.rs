@@ -245,7 +245,8 @@ pub fn pick_stage(composed: Composed, picked: Option<&str>, name: &str) -> Resul
 pub enum Kind {
     /// `train`: a stage or a curriculum.
     Train,
-    /// `lm train`: its `data.train` lists paths.
+    /// `lm train`: it has a `model`, or its `data.train` lists paths, and no key that a draft's
+    /// training alone has.
     Pretrain,
     /// `lm grid`: a base and runs.
     Grid,
@@ -264,7 +265,9 @@ pub fn kind_of(path: &Path) -> Validated<Kind> {
         Tree::List(items) => items.iter().any(|item| matches!(item.value, Tree::Scalar(_))),
         _ => false,
     });
-    Ok(if paths { Kind::Pretrain } else { Kind::Train })
+    let has = |keys: &[&str]| keys.iter().any(|key| root.child(key).is_some());
+    let of_drafts = has(&["target", "draft", "teacher", "stages"]);
+    Ok(if (paths || has(&["model"])) && !of_drafts { Kind::Pretrain } else { Kind::Train })
 }
 
 /// Composes the configuration of a pretraining run.

@@ -197,6 +197,48 @@ fn mistakes_of_yaml_are_told_once_with_their_line() {
         assert!(!message.contains("error:") && !message.contains("<input>"), "{message}");
         assert_eq!(message.lines().count(), 1, "{message}");
     }
+    let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for i in 1..9 {
+        let inner = format!("*a{}, ", i - 1).repeat(10);
+        bomb += &format!("a{i}: &a{i} [{inner}]\n");
+    }
+    for (text, words) in [
+        ("a: 1\na: 2\n", "file.yaml:2: not YAML: the key `a` stands there twice"),
+        ("a: .inf\n", "`.inf` is no finite number"),
+        ("a: &a [*a]\n", "an alias stands inside"),
+        (bomb.as_str(), "it is too large"),
+    ] {
+        assert_problems(text, &[], &[words]);
+    }
+}
+
+#[test]
+fn what_is_no_text_says_what_to_give() {
+    let folder = tempfile::tempdir().expect("folder");
+    let told = |path: &std::path::Path| match compose::read_file(path) {
+        Ok(_) => panic!("no configuration"),
+        Err(problem) => problem.to_string(),
+    };
+    assert!(told(folder.path()).ends_with("is a folder: give a YAML file"));
+    let file = folder.path().join("config.yaml");
+    std::fs::write(&file, [0xff, 0xfe]).expect("written");
+    assert!(told(folder.path()).ends_with("config.yaml"), "{}", told(folder.path()));
+    assert!(told(&file).ends_with("is no text: give a YAML file"), "{}", told(&file));
+}
+
+#[test]
+fn a_file_with_keys_of_drafts_alone_is_no_pretraining() {
+    let folder = tempfile::tempdir().expect("folder");
+    let file = folder.path().join("file.yaml");
+    let kind = |text: &str| {
+        std::fs::write(&file, text).expect("written");
+        let Ok(kind) = kind_of(&file) else { panic!("readable") };
+        kind
+    };
+    assert_eq!(kind("target: a/b\ndata: {train: [rows.jsonl]}\n"), Kind::Train);
+    assert_eq!(kind("data: {train: [{path: rows.jsonl}]}\n"), Kind::Train);
+    assert_eq!(kind("data: {train: [train.bin]}\n"), Kind::Pretrain);
+    assert_eq!(kind("model: {vocab_size: 280}\ndata: {train: train.bin}\n"), Kind::Pretrain);
 }
 
 #[test]

@@ -192,9 +192,30 @@ pub(crate) fn inside(key: &str, name: &str) -> String {
     if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") }
 }
 
+/// A mistake in words for users, where those of the YAML reader name its own options.
+fn in_words(error: &serde_saphyr::Error) -> Option<String> {
+    use serde_saphyr::Error;
+    Some(match error.without_snippet() {
+        Error::DuplicateMappingKey { key: Some(key), .. } => {
+            format!("the key `{key}` stands there twice")
+        }
+        Error::DuplicateMappingKey { .. } => "a key stands there twice".to_owned(),
+        Error::NonFiniteFloat { value, .. } => format!("`{value}` is no finite number"),
+        Error::RecursiveReferencesRequireWeakTypes { .. } => {
+            "an alias stands inside of the value that it names".to_owned()
+        }
+        Error::Budget { .. }
+        | Error::AliasReplayLimitExceeded { .. }
+        | Error::AliasExpansionLimitExceeded { .. } => {
+            "it is too large: too many values, those of aliases counted every time".to_owned()
+        }
+        _ => return None,
+    })
+}
+
 /// A mistake of the YAML itself, in one line.
 fn unreadable(error: &serde_saphyr::Error, path: &Path) -> Problem {
-    let text = error.without_snippet().to_string();
+    let text = in_words(error).unwrap_or_else(|| error.without_snippet().to_string());
     let mut text = text.lines().next().unwrap_or_default();
     text = text.strip_prefix("error: ").unwrap_or(text);
     let Some(place) = error.location() else { return Problem::in_file(path, text) };
