@@ -66,9 +66,11 @@ fn two_processes_do_not_share_a_run_directory() {
     let first = start(&mut longdraft(&["train", &config, "train.epochs=2000"]));
     let metrics = shop.path("run/metrics.jsonl");
     wait_until("the first process", || Path::new(&metrics).is_file());
+    let number = first.id();
     let text = fail(&["train", &config, "train.epochs=2000"], 1);
     kill(first);
-    assert!(text.contains("another process works in this folder"), "{text}");
+    let told = format!("another process works in this folder (process {number})");
+    assert!(text.contains(&told), "{text}");
 }
 
 #[test]

@@ -61,10 +61,12 @@ pub enum TrainError {
     #[error(transparent)]
     Features(FeatureError),
     /// Another process works in the run directory.
-    #[error("{}: another process works in this folder", path.display())]
+    #[error("{}: another process works in this folder{}", path.display(), numbered(*process))]
     Locked {
         /// The run directory.
         path: PathBuf,
+        /// The process's number, where it is known.
+        process: Option<u32>,
     },
     /// A folder or a file cannot be made or written.
     #[error("{}: nothing can be written there: {source}", path.display())]
@@ -101,6 +103,11 @@ pub enum TrainError {
         /// Old and new values.
         differences: Vec<String>,
     },
+}
+
+/// A process's number, as a message adds it.
+fn numbered(process: Option<u32>) -> String {
+    process.map(|number| format!(" (process {number})")).unwrap_or_default()
 }
 
 impl From<candle_core::Error> for TrainError {

@@ -1,6 +1,7 @@
 //! One job at a time in a run directory.
 
 use std::fs::{File, OpenOptions, TryLockError};
+use std::io::Write;
 use std::path::Path;
 
 use longdraft_parallel::World;
@@ -41,9 +42,25 @@ impl RunLock {
         let fail = TrainError::unwritable(directory);
         std::fs::create_dir_all(directory).map_err(fail)?;
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(fail)?;
-        lock_file(&file, directory)?;
+        lock_file(&file, directory).map_err(|error| match error {
+            TrainError::Locked { path: directory, .. } => {
+                TrainError::Locked { path: directory, process: holder(&path) }
+            }
+            other => other,
+        })?;
+        note_holder(&file);
         Ok(Self { _file: file })
     }
+}
+
+/// Leaves this process's number in its lock file, for others to name. The lock holds without it.
+fn note_holder(mut file: &File) {
+    let _ = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
+}
+
+/// The number that the process that holds a lock file left there.
+fn holder(path: &Path) -> Option<u32> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 /// Whether a process holds the lock of a file; nothing is made there.
@@ -58,7 +75,9 @@ pub fn is_locked(path: &Path) -> bool {
 /// - another process holds it
 pub fn lock_file(file: &File, path: &Path) -> Result<()> {
     match file.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(TrainError::Locked { path: path.to_path_buf() }),
+        Err(TryLockError::WouldBlock) => {
+            Err(TrainError::Locked { path: path.to_path_buf(), process: None })
+        }
         // A file system without locks, or a network one without their service, is no reason not to work.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
     }
@@ -75,7 +94,9 @@ mod tests {
         assert!(!RunLock::is_held(&run));
         let held = RunLock::acquire(&run).expect("free");
         assert!(RunLock::is_held(&run));
-        assert!(matches!(RunLock::acquire(&run), Err(TrainError::Locked { .. })));
+        let refused = RunLock::acquire(&run).expect_err("held");
+        let number = format!("in this folder (process {})", std::process::id());
+        assert!(refused.to_string().ends_with(&number), "{refused}");
         drop(held);
         assert!(!RunLock::is_held(&run));
         RunLock::acquire(&run).expect("free again");

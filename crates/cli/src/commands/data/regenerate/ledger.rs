@@ -136,7 +136,7 @@ impl Ledger {
         std::fs::create_dir_all(folder).map_err(Failure::unwritable(folder))?;
         let mut answers = for_appending(output)?;
         lock_file(&answers, output).map_err(|error| match error {
-            TrainError::Locked { path } => held(&path),
+            TrainError::Locked { path, .. } => held(&path),
             other => other.into(),
         })?;
         let written = whole_lines(&mut answers, output)?;
