@@ -141,9 +141,10 @@ fn tell_finished(config: &TrainConfig, run: &FinishedRun, json: bool) {
         return;
     }
     let (output, steps) = (config.output.display(), run.steps);
+    let place = quoted(&output.to_string());
     outln!(
         "already finished, after {steps} steps: {output}; write the draft with `longdraft extract \
-         {output}`, or train on with --extend and a larger train.steps"
+         {place}`, or train on with --extend and a larger train.steps"
     );
 }
 

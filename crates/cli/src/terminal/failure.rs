@@ -291,7 +291,7 @@ impl From<TrainError> for Failure {
                  use what is saved as it is, or give another `output`",
             ),
             TrainError::Features(FeatureError::NoRoom { .. }) => Some(
-                "free some space, give another place, or store less: capture.dtype=bf16, \
+                "free some space, give another place, or store less: capture.dtype=int8, \
                  teacher.soft_targets=top_k",
             ),
             TrainError::Unsupported { problem }

@@ -91,7 +91,7 @@ fn plain_rounds(metrics: &AcceptanceMetrics, drafts: Drafts) -> Option<String> {
             "the draft did not pay (measured) in {plain_rounds} of {rounds} rounds, which were plain"
         ),
         Drafts::Model(PaceChoice::Fixed) => {
-            format!("no room to draft in {plain_rounds} of {rounds} rounds")
+            format!("nothing was proposed in {plain_rounds} of {rounds} rounds")
         }
         Drafts::Lookup => {
             format!("nothing to propose was found in {plain_rounds} of {rounds} rounds")

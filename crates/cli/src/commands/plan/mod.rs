@@ -1,6 +1,7 @@
 //! `--plan`: what a run needs, before anything is loaded.
 
 mod collectives;
+mod disk;
 mod machine;
 mod sizing;
 mod table;
@@ -397,4 +398,5 @@ pub(crate) fn say(voice: &Voice, stage: &Stage, world: &World) {
         };
         voice.say(&format!("warning: this may not fit; {advice}: {}", verdict.remedies.join("; ")));
     }
+    disk::say(voice, stage);
 }

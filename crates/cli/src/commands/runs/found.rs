@@ -79,7 +79,7 @@ impl Found {
         } else {
             State::Measured
         };
-        let (bytes, files) = size(folder);
+        let (bytes, files) = size_below(folder);
         let cell = record.as_ref().and_then(|record| record.cells.first());
         Some(Self {
             folder: folder.to_path_buf(),
@@ -134,7 +134,7 @@ fn standing(run: &Path) -> (State, Option<(u64, Option<u64>)>) {
 }
 
 /// Bytes and files below a folder; links are not followed.
-fn size(folder: &Path) -> (u64, usize) {
+pub(in crate::commands) fn size_below(folder: &Path) -> (u64, usize) {
     let (mut bytes, mut files, mut open) = (0, 0, vec![folder.to_path_buf()]);
     while let Some(folder) = open.pop() {
         for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {

@@ -10,6 +10,7 @@ use longdraft_records::decode::date_of;
 use crate::cli::{RunsCommand, RunsListArguments};
 use crate::failure::{Failure, Result};
 use crate::terminal::counted;
+pub(super) use found::size_below;
 use found::{Found, below};
 
 /// Lists, compares or deletes.
