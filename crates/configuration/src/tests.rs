@@ -197,11 +197,12 @@ fn mistakes_of_yaml_are_told_once_with_their_line() {
         assert!(!message.contains("error:") && !message.contains("<input>"), "{message}");
         assert_eq!(message.lines().count(), 1, "{message}");
     }
-    let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
-    for i in 1..9 {
+    let level = |i: usize| {
         let inner = format!("*a{}, ", i - 1).repeat(10);
-        bomb += &format!("a{i}: &a{i} [{inner}]\n");
-    }
+        format!("a{i}: &a{i} [{inner}]\n")
+    };
+    let levels: Vec<String> = (1..9).map(level).collect();
+    let bomb = format!("a0: &a0 [{}]\n{}", "x, ".repeat(10), levels.concat());
     for (text, words) in [
         ("a: 1\na: 2\n", "file.yaml:2: not YAML: the key `a` stands there twice"),
         ("a: .inf\n", "`.inf` is no finite number"),

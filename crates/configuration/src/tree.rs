@@ -209,6 +209,7 @@ fn in_words(error: &serde_saphyr::Error) -> Option<String> {
         | Error::AliasExpansionLimitExceeded { .. } => {
             "it is too large: too many values, those of aliases counted every time".to_owned()
         }
+        Error::AliasError { error, .. } => in_words(error)?,
         _ => return None,
     })
 }
