@@ -13,7 +13,7 @@ use longdraft_decode::drafter::{
 use longdraft_decode::{DecodeError, DecodeOptions, Pacing, READ_ALONE, Sampling, VerifyRule};
 use longdraft_kernels::matrix::block_products_on;
 use longdraft_models::disk::readable_bytes;
-use longdraft_models::draft::{Draft, TOKEN_COUNTS_FILE};
+use longdraft_models::draft::{Draft, HeldAs, TOKEN_COUNTS_FILE};
 use longdraft_models::target_model::{CacheType, MtpBlock, Target, TargetOptions};
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::{ModelError, Precision};
@@ -326,9 +326,8 @@ pub(crate) fn require_draft_len(draft_len: usize) -> Result<()> {
 /// Opens a draft, held as its target is.
 pub(crate) fn open_draft(source: &DraftSource, target: &Target) -> Result<Arc<dyn Draft>> {
     let mut draft = source.open(target)?;
-    if target.holds_blocks() {
-        draft.hold_as_blocks()?;
-    }
+    // Where a device multiplies neither, the draft stays as it is.
+    draft.hold_as(if target.holds_blocks() { HeldAs::Blocks } else { HeldAs::Halves })?;
     Ok(Arc::from(draft))
 }
 

@@ -12,7 +12,7 @@ use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::trace::Trace;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft};
 use longdraft_models::draft::glide::{CrossContext, GlideConfig, GlideDraft};
-use longdraft_models::draft::{Draft, Init};
+use longdraft_models::draft::{Draft, HeldAs, Init};
 use longdraft_models::target_model::{Tap, Taps, Target, TargetOptions};
 
 /// Tokens of passes: a prompt, then some.
@@ -40,7 +40,7 @@ fn run(is_traced: bool) -> Run {
     assert_eq!(matches!(ends.head_matrix(), Matrix::OnGpu(_)), is_traced);
     let config = GlideConfig::for_target(target.config(), None);
     let mut draft = GlideDraft::initialise(&config, &target, Init::LastLayer, 3).expect("a draft");
-    draft.hold_as_blocks().expect("blocks");
+    draft.hold_as(HeldAs::Blocks).expect("blocks");
     let folder = tempfile::tempdir().expect("a folder");
     let sizes = BlockConfig::for_target(target.config(), 1, 4, 39);
     let block = BlockDraft::initialise(&sizes, ends.embedding_matrix(), 3).expect("a draft");

@@ -28,6 +28,7 @@ use crate::weights::TensorRole;
 pub use files::TOKEN_COUNTS_FILE;
 pub use init::Init;
 pub use kinds::{DraftKind, open_draft};
+pub use quantised::HeldAs;
 pub use seen::Seen;
 pub use vocabulary::{Coverage, Ties, TokenCounts, VocabularyMap};
 pub use weights::DraftWeights;
@@ -70,8 +71,7 @@ pub trait Draft: Any + Send + Sync {
     /// Mutable access to them.
     fn weights_mut(&mut self) -> &mut DraftWeights;
 
-    /// Every tensor, in a fixed order; of a draft that is [held as blocks](Self::hold_as_blocks) those that are left in
-    /// f32.
+    /// Every tensor, in a fixed order; of a draft that is [held in fewer bits](Self::hold_as) those that are left in f32.
     fn parameters(&self) -> &[Parameter] {
         self.weights().parameters()
     }
@@ -91,13 +91,13 @@ pub trait Draft: Any + Send + Sync {
         self.weights().held_bytes()
     }
 
-    /// From now on holds its matrices as blocks of 8 bits alone, where they allow it: for proposing. It can then be
-    /// neither trained nor saved.
+    /// From now on holds its matrices in fewer bits alone, where they and their device allow it: for proposing. It can then
+    /// be neither trained nor saved.
     ///
     /// # Errors
     /// - there is no memory for them
-    fn hold_as_blocks(&mut self) -> Result<()> {
-        self.weights_mut().hold_as_blocks()
+    fn hold_as(&mut self, how: HeldAs) -> Result<()> {
+        self.weights_mut().hold_as(how)
     }
 
     /// Tensors that belong to the draft and are saved with it, but never change.

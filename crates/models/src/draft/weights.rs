@@ -3,29 +3,32 @@
 use candle_core::{Device, Tensor, Var};
 use longdraft_kernels::gated_mlp::{GatedMlp, gated_mlp_onto};
 use longdraft_kernels::graph::{add, reshape};
-use longdraft_kernels::linear::linear;
+use longdraft_kernels::linear::{linear, linear_onto};
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::random::CounterRng;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::swiglu::swiglu;
 
 use super::Parameter;
-use super::quantised::Blocks;
+use super::quantised::{HeldAs, Matrices};
 use crate::error::{Result, refused, without_backtrace};
 use crate::weights::TensorSpec;
 
-/// Named tensors of a draft, with their matrices as blocks of 8 bits on demand.
+/// Named tensors of a draft, with their matrices as it proposes by them on demand.
 pub struct DraftWeights {
     /// Those that are held in f32.
     parameters: Vec<Parameter>,
-    blocks: Blocks,
+    matrices: Matrices,
+    /// Whether the draft only proposes: nothing that it computes has a gradient.
+    is_frozen: bool,
     rms_norm_eps: f64,
 }
 
 impl DraftWeights {
     /// These tensors, held as they are.
     pub fn new(parameters: Vec<Parameter>, rms_norm_eps: f64) -> Self {
-        Self { parameters, blocks: Blocks::default(), rms_norm_eps }
+        let matrices = Matrices::default();
+        Self { parameters, matrices, is_frozen: false, rms_norm_eps }
     }
 
     /// Every tensor that is held in f32, in their order.
@@ -41,57 +44,58 @@ impl DraftWeights {
     /// Values of all tensors, however they are held.
     pub fn parameter_count(&self) -> usize {
         let in_f32 = self.parameters.iter().map(|parameter| parameter.var.elem_count());
-        in_f32.sum::<usize>() + self.blocks.freed()
+        in_f32.sum::<usize>() + self.matrices.freed()
     }
 
     /// Bytes of all tensors as they are held.
     pub fn held_bytes(&self) -> usize {
         let bytes = |p: &Parameter| p.var.elem_count() * p.var.dtype().size_in_bytes();
-        self.parameters.iter().map(bytes).sum::<usize>() + self.blocks.held_bytes()
+        self.parameters.iter().map(bytes).sum::<usize>() + self.matrices.held_bytes()
     }
 
     /// Tensors by name, in their order.
     ///
     /// # Errors
-    /// - some are held as blocks alone
+    /// - some are held for proposing alone
     pub fn named(&self) -> Result<Vec<(String, Tensor)>> {
         self.require_f32()?;
         let named = |p: &Parameter| (p.name.clone(), p.var.as_tensor().clone());
         Ok(self.parameters.iter().map(named).collect())
     }
 
-    /// Rounds the matrices to blocks of 8 bits, where they allow it. Their f32 values are freed, those of one matrix
-    /// before the next one is rounded. [`Self::project`] and [`Self::matrix`] read either form.
+    /// Rounds the matrices, where their device and their sizes allow it. Their f32 values are freed, those of one matrix
+    /// before the next one is rounded. [`Self::project`] and [`Self::matrix`] read every form.
     ///
     /// # Errors
     /// - there is no memory for them
-    pub fn hold_as_blocks(&mut self) -> Result<()> {
-        self.hold_as_blocks_beside(&[])
+    pub fn hold_as(&mut self, how: HeldAs) -> Result<()> {
+        self.hold_beside(how, &[])
     }
 
     /// The same; the matrices of the `kept` modules are held in f32, too.
-    pub(super) fn hold_as_blocks_beside(&mut self, kept: &[&str]) -> Result<()> {
-        self.blocks.take_over(&mut self.parameters, kept)
+    pub(super) fn hold_beside(&mut self, how: HeldAs, kept: &[&str]) -> Result<()> {
+        self.matrices.take_over(&mut self.parameters, how, kept)?;
+        self.is_frozen = self.matrices.freed() > 0;
+        Ok(())
     }
 
-    /// Refuses to go on where matrices are held as blocks alone.
+    /// Refuses to go on where matrices are held for proposing alone.
     pub(super) fn require_f32(&self) -> Result<()> {
-        if self.blocks.freed() == 0 {
+        if self.matrices.freed() == 0 {
             return Ok(());
         }
         Err(refused(
-            "the draft is held as blocks of 8 bits, for proposing alone: open it again to save or \
-             train it",
+            "the draft is held in fewer bits, for proposing alone: open it again to save or train it",
         ))
     }
 
     /// A tensor that is held in f32.
     ///
     /// # Errors
-    /// - there is none of this name, or it is held as blocks alone
+    /// - there is none of this name, or it is held for proposing alone
     pub fn tensor(&self, name: &str) -> Result<&Tensor> {
-        let missing = || match self.blocks.get(name) {
-            Some(_) => refused(format!("the draft holds `{name}` as blocks of 8 bits")),
+        let missing = || match self.matrices.get(name) {
+            Some(_) => refused(format!("the draft holds `{name}` in fewer bits")),
             None => refused(format!("the draft has no `{name}`")),
         };
         self.get(name).ok_or_else(missing)
@@ -103,18 +107,18 @@ impl DraftWeights {
         found.map(|parameter| parameter.var.as_tensor())
     }
 
-    /// Whether a module's matrix is held as blocks.
-    pub(super) fn is_blocks(&self, module: &str) -> bool {
-        self.blocks.get(&format!("{module}.weight")).is_some()
+    /// Whether a module's matrix is held for proposing.
+    fn is_rounded(&self, module: &str) -> bool {
+        self.matrices.get(&format!("{module}.weight")).is_some()
     }
 
-    /// A module's matrix as it is held: f32, or blocks.
+    /// A module's matrix as it is held: f32, bf16, or blocks.
     ///
     /// # Errors
     /// - there is no such module
     pub fn matrix(&self, module: &str) -> Result<Matrix> {
         let name = format!("{module}.weight");
-        match self.blocks.get(&name) {
+        match self.matrices.get(&name) {
             Some(matrix) => Ok(matrix.clone()),
             None => Ok(Matrix::Dense(self.tensor(&name)?.clone())),
         }
@@ -127,10 +131,27 @@ impl DraftWeights {
     pub fn project(&self, x: &Tensor, module: &str) -> Result<Tensor> {
         let bias = self.get(&format!("{module}.bias"));
         let weight = format!("{module}.weight");
-        match self.blocks.project(x, &weight, bias)? {
+        match self.matrices.project(x, &weight, bias)? {
             Some(projected) => Ok(projected),
             None => Ok(linear(x, self.tensor(&weight)?, bias)?),
         }
+    }
+
+    /// `residual + x Wᵀ` of a module without a bias, in one op unless its matrix is blocks.
+    pub(super) fn project_onto(
+        &self,
+        residual: &Tensor,
+        x: &Tensor,
+        module: &str,
+    ) -> Result<Tensor> {
+        let weight = format!("{module}.weight");
+        Ok(match self.matrices.get(&weight) {
+            Some(Matrix::Dense(weight)) => {
+                linear_onto(&residual.detach(), &x.detach(), weight, None)?
+            }
+            Some(_) => add(residual, &self.project(x, module)?)?,
+            None => linear_onto(residual, x, self.tensor(&weight)?, None)?,
+        })
     }
 
     /// A module's root-mean-square norm.
@@ -138,7 +159,11 @@ impl DraftWeights {
     /// # Errors
     /// - there is no such module, or the width differs
     pub fn norm(&self, x: &Tensor, module: &str) -> Result<Tensor> {
-        Ok(rms_norm(x, self.tensor(&format!("{module}.weight"))?, self.rms_norm_eps)?)
+        let weight = self.tensor(&format!("{module}.weight"))?;
+        if self.is_frozen {
+            return Ok(rms_norm(x, &weight.detach(), self.rms_norm_eps)?);
+        }
+        Ok(rms_norm(x, weight, self.rms_norm_eps)?)
     }
 
     /// The gated MLP of `gate_proj`, `up_proj` and `down_proj` below a module.
@@ -149,16 +174,24 @@ impl DraftWeights {
     /// # Errors
     /// - there is no such module, or shapes do not fit
     pub fn mlp(&self, x: &Tensor, module: &str) -> Result<Tensor> {
-        let gate = self.project(x, &format!("{module}.gate_proj"))?;
-        let up = self.project(x, &format!("{module}.up_proj"))?;
-        self.project(&swiglu(&gate, &up)?, &format!("{module}.down_proj"))
+        self.project(&self.gated(x, module)?, &format!("{module}.down_proj"))
     }
 
-    /// `residual` plus [`Self::mlp`], in one op unless matrices of it are blocks.
+    fn gated(&self, x: &Tensor, module: &str) -> Result<Tensor> {
+        let gate = self.project(x, &format!("{module}.gate_proj"))?;
+        let up = self.project(x, &format!("{module}.up_proj"))?;
+        Ok(swiglu(&gate, &up)?)
+    }
+
+    /// `residual` plus [`Self::mlp`], in one op unless matrices of it are held for proposing.
     pub(super) fn mlp_onto(&self, residual: &Tensor, x: &Tensor, module: &str) -> Result<Tensor> {
-        let is_blocks = |name: &&str| self.is_blocks(&format!("{module}.{name}"));
-        if ["gate_proj", "up_proj", "down_proj"].iter().any(is_blocks) {
-            return Ok(add(residual, &self.mlp(x, module)?)?);
+        let is_rounded = |name: &&str| self.is_rounded(&format!("{module}.{name}"));
+        if ["gate_proj", "up_proj", "down_proj"].iter().any(is_rounded) {
+            let (gated, down) = (self.gated(x, module)?, format!("{module}.down_proj"));
+            if self.is_rounded(&down) {
+                return self.project_onto(residual, &gated, &down);
+            }
+            return Ok(add(residual, &self.project(&gated, &down)?)?);
         }
         let weight = |name: &str| self.tensor(&format!("{module}.{name}.weight"));
         let mlp = GatedMlp {

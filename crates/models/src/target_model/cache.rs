@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::attention::{Reach, half_keys, quantised_keys};
+use longdraft_kernels::dispatch::multiplies_halves;
 use longdraft_kernels::recurrence::Walk;
 use longdraft_kernels::rows::put_rows;
 
@@ -116,13 +117,15 @@ struct Aside {
 }
 
 impl KvCache {
-    /// An empty cache of `layers` layers with `kv_heads` heads of `head_dim`, whose values are f32.
+    /// An empty cache of `layers` layers with `kv_heads` heads of `head_dim`, whose values are bf16 where an NVIDIA GPU
+    /// multiplies them so, else f32.
     ///
     /// # Errors
     /// - the device has no memory for it
     pub fn new(layers: usize, kv_heads: usize, head_dim: usize, device: &Device) -> Result<Self> {
         let layouts = (0..layers).map(|_| Layout::Keys(kv_heads, head_dim));
-        Self::of(layouts, Reach::All, DType::F32, device)
+        let dtype = CacheType::Auto.dtype(false, multiplies_halves(device));
+        Self::of(layouts, Reach::All, dtype, device)
     }
 
     /// The same with layers of their own kinds, of which those with a window see as far as `reach`, and values of a

@@ -86,7 +86,7 @@ impl Chain<'_> {
     /// `W2`, `[Vd, r]` in f32.
     ///
     /// # Errors
-    /// - the head has rank 0, or a draft with a head of its own is held as blocks
+    /// - the head has rank 0, or a draft with a head of its own is held for proposing alone
     pub fn output(&self) -> Result<&Tensor> {
         self.weights.tensor(&format!("{OUTPUT}.weight"))
     }

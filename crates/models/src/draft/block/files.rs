@@ -224,7 +224,7 @@ impl BlockDraft {
     /// Writes the tensors as safetensors and `.pth`, with `config.json`, into a folder.
     ///
     /// # Errors
-    /// - the folder cannot be written, or the draft is held as blocks
+    /// - the folder cannot be written, or the draft is held for proposing alone
     pub fn save(&self, folder: &Path, target_fingerprint: &str) -> Result<()> {
         let config = self.config.to_json(architecture_of(&self.config));
         let kind = kind_of(&self.config);

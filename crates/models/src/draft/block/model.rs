@@ -17,7 +17,7 @@ use super::mask::Visible;
 use super::own_head::OwnHead;
 use super::rows::{Run, distinct, within};
 use crate::draft::seen::{Seen, attention_each};
-use crate::draft::{Draft, DraftWeights, VocabularyMap};
+use crate::draft::{Draft, DraftWeights, HeldAs, VocabularyMap};
 use crate::error::{Result, refused};
 use crate::ids::check_ids;
 use crate::target_model::{KeyValues, KvCache, Tap};
@@ -73,13 +73,13 @@ impl Draft for BlockDraft {
         self.weights.held_bytes() + self.own_head.as_ref().map_or(0, OwnHead::held_bytes)
     }
 
-    fn hold_as_blocks(&mut self) -> Result<()> {
+    fn hold_as(&mut self, how: HeldAs) -> Result<()> {
         if let Some(own) = &mut self.own_head {
-            own.hold_as_blocks()?;
-            return self.weights.hold_as_blocks();
+            own.hold_as(how)?;
+            return self.weights.hold_as(how);
         }
         // Through a head over fewer tokens a chain proposes with rows of its matrix in f32.
-        self.weights.hold_as_blocks_beside(&[chain::OUTPUT])
+        self.weights.hold_beside(how, &[chain::OUTPUT])
     }
 
     fn fixed_tensors(&self) -> Result<Vec<(String, Tensor)>> {

@@ -7,7 +7,7 @@ use longdraft_kernels::matrix::Matrix;
 
 use super::config::BlockConfig;
 use crate::draft::weights::parameter;
-use crate::draft::{DraftWeights, VocabularyMap};
+use crate::draft::{DraftWeights, HeldAs, VocabularyMap};
 use crate::error::{ModelError, Result};
 use crate::weights::{TensorSpec, WeightSource};
 
@@ -23,7 +23,7 @@ pub(super) fn tensor_spec(config: &BlockConfig) -> Option<TensorSpec> {
 /// Rows `[Vd, H]` that make logits of a draft's states, for some of the target's tokens.
 pub struct OwnHead {
     vocabulary: VocabularyMap,
-    /// One matrix, which may be held as blocks.
+    /// One matrix, which may be held in fewer bits.
     weights: DraftWeights,
 }
 
@@ -67,7 +67,7 @@ impl OwnHead {
     /// `[Vd, H]` in f32, without a gradient.
     ///
     /// # Errors
-    /// - it is held as blocks
+    /// - it is held for proposing alone
     pub fn rows(&self) -> Result<Tensor> {
         Ok(self.weights.tensor(&format!("{MODULE}.weight"))?.detach())
     }
@@ -82,9 +82,9 @@ impl OwnHead {
         self.weights.held_bytes()
     }
 
-    /// Holds the rows as blocks of 8 bits alone, where they allow it.
-    pub(super) fn hold_as_blocks(&mut self) -> Result<()> {
-        self.weights.hold_as_blocks()
+    /// Holds the rows in fewer bits alone, where they allow it.
+    pub(super) fn hold_as(&mut self, how: HeldAs) -> Result<()> {
+        self.weights.hold_as(how)
     }
 
     /// What files hold of it: its rows, and which tokens they stand for.

@@ -1,8 +1,7 @@
 //! The layer's parts, on any rows.
 
 use candle_core::Tensor;
-use longdraft_kernels::graph::{add, cat, reshape};
-use longdraft_kernels::linear::linear_onto;
+use longdraft_kernels::graph::{cat, reshape};
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable, rope};
 use longdraft_kernels::rows::beside;
@@ -86,12 +85,12 @@ impl Eagle3Draft {
     /// Its own output head over the draft's vocabulary, `[Vd, H]` in f32, which trains.
     ///
     /// # Errors
-    /// - it was opened without one, or is held as blocks: [`Self::head_matrix`]
+    /// - it was opened without one, or is held for proposing alone: [`Self::head_matrix`]
     pub fn head(&self) -> Result<&Tensor> {
         self.weights.tensor(HEAD)
     }
 
-    /// The head that it proposes through, `[Vd, H]`, as it is held: f32, or blocks, or the target's.
+    /// The head that it proposes through, `[Vd, H]`, as it is held: f32, bf16, or blocks, or the target's.
     ///
     /// # Errors
     /// - never for a draft that was built
@@ -192,12 +191,7 @@ impl Eagle3Draft {
             state.clone()
         };
         let output = "midlayer.self_attn.o_proj";
-        let residual = if self.weights.is_blocks(output) {
-            add(&start, &self.weights.project(&attended, output)?)?
-        } else {
-            let weight = self.weights.tensor(&format!("{output}.weight"))?;
-            linear_onto(&start, &attended, weight, None)?
-        };
+        let residual = self.weights.project_onto(&start, &attended, output)?;
         let normed = self.weights.norm(&residual, "midlayer.post_attention_layernorm")?;
         self.weights.mlp_onto(&residual, &normed, "midlayer.mlp")
     }

@@ -154,7 +154,7 @@ impl Eagle3Draft {
     /// Trained tensors by name, in the order of the published table.
     ///
     /// # Errors
-    /// - the draft is held as blocks
+    /// - the draft is held for proposing alone
     pub fn named_tensors(&self) -> Result<Vec<(String, Tensor)>> {
         self.weights.named()
     }
@@ -163,7 +163,7 @@ impl Eagle3Draft {
     /// embeddings if they are the draft's own. A head that is the target's is not written.
     ///
     /// # Errors
-    /// - a tensor cannot be made, or the draft is held as blocks
+    /// - a tensor cannot be made, or the draft is held for proposing alone
     pub fn stored_tensors(&self) -> Result<Vec<(String, Tensor)>> {
         let mut all = self.named_tensors()?;
         all.extend(self.fixed_tensors()?);
@@ -173,7 +173,7 @@ impl Eagle3Draft {
     /// Writes the tensors as safetensors and `.pth`, with `config.json`, into a folder.
     ///
     /// # Errors
-    /// - the folder cannot be written, or the draft is held as blocks
+    /// - the folder cannot be written, or the draft is held for proposing alone
     pub fn save(&self, folder: &Path, target_fingerprint: &str) -> Result<()> {
         save_tensors(folder, &self.config, &self.stored_tensors()?, target_fingerprint)
     }
@@ -182,7 +182,7 @@ impl Eagle3Draft {
     /// others are drawn afresh.
     ///
     /// # Errors
-    /// - the map is for another target's vocabulary, or the draft is held as blocks
+    /// - the map is for another target's vocabulary, or the draft is held for proposing alone
     pub fn remapped(&self, vocabulary: VocabularyMap, seed: u64) -> Result<Self> {
         self.weights.require_f32()?;
         let config =

@@ -123,7 +123,7 @@ fn eagle3_without_a_head_proposes_through_the_one_that_the_target_holds() -> Res
         let mut draft = Eagle3Draft::open(folder.path(), &target)?;
         let stored = draft.stored_tensors()?;
         assert!(stored.iter().all(|(name, _)| name != "lm_head.weight"), "the target's");
-        draft.hold_as_blocks()?;
+        draft.hold_as(HeldAs::Blocks)?;
         let held = draft.head_matrix()?;
         assert!(is_shared(&held, ends.head_matrix()), "a head beside the target's");
         let head = whole.parameter_count() - draft.parameter_count();
@@ -157,7 +157,7 @@ fn glide_in_blocks_is_near_glide_in_f32() {
         output.expect("output")
     };
     let exact = forward(&draft);
-    draft.hold_as_blocks().expect("blocks");
+    draft.hold_as(HeldAs::Blocks).expect("blocks");
     assert_rounded(&exact, &forward(&draft));
 }
 
@@ -190,7 +190,7 @@ fn a_block_draft_in_blocks_is_near_one_in_f32() {
         ([states, logits], values(&confidence.expect("a head")))
     };
     let exact = run(&draft);
-    draft.hold_as_blocks().expect("blocks");
+    draft.hold_as(HeldAs::Blocks).expect("blocks");
     let rounded = run(&draft);
     for (exact, rounded) in exact.0.iter().zip(&rounded.0) {
         assert_rounded(exact, rounded);
@@ -226,7 +226,7 @@ fn matrices_that_are_no_whole_blocks_stay_in_f32_beside_others() -> Result<()> {
         draft.blocks(&[5, 39, 39, 39], &[11, 12, 13, 14], &context, &visible)
     };
     let exact = run(&draft)?;
-    draft.hold_as_blocks()?;
+    draft.hold_as(HeldAs::Blocks)?;
     let is_in_f32 = |module: &str| {
         let name = format!("layers.0.{module}.weight");
         draft.parameters().iter().any(|parameter| parameter.name == name)
@@ -264,7 +264,7 @@ fn eagle3_in_blocks_is_near_eagle3_in_f32() {
             (hidden, head.linear(&input, None).expect("logits"))
         };
         let exact = run(&draft);
-        draft.hold_as_blocks().expect("blocks");
+        draft.hold_as(HeldAs::Blocks).expect("blocks");
         let rounded = run(&draft);
         assert_rounded(&exact.0, &rounded.0);
         assert_rounded(&exact.1, &rounded.1);
@@ -345,12 +345,12 @@ fn drafts_of_every_method_hold_blocks_in_place_of_their_matrices() -> Result<()>
                 wanted += 4 * shape.iter().product::<usize>();
             }
         }
-        draft.hold_as_blocks()?;
+        draft.hold_as(HeldAs::Blocks)?;
         assert_eq!(draft.held_bytes(), wanted, "{method}: {in_f32} bytes in f32");
         assert!(2 * wanted < in_f32, "{method}: {wanted} of {in_f32} bytes");
         assert_eq!(draft.parameter_count(), count, "{method}");
         // Nothing is left to hold otherwise.
-        draft.hold_as_blocks()?;
+        draft.hold_as(HeldAs::Blocks)?;
         assert_eq!((draft.held_bytes(), draft.parameter_count()), (wanted, count), "{method}");
     }
     Ok(())
@@ -362,16 +362,16 @@ fn a_draft_that_is_held_as_blocks_is_not_saved() -> Result<()> {
     let config = BlockConfig::for_target(target.config(), 2, 4, 39);
     let table = target.hold_ends()?.embedding()?;
     let mut draft = BlockDraft::initialise(&config, &table, 3)?;
-    draft.hold_as_blocks()?;
+    draft.hold_as(HeldAs::Blocks)?;
     let folder = tempfile::tempdir().expect("folder");
     let error = draft.save(folder.path(), "of the target").expect_err("refused").to_string();
-    assert!(error.contains("held as blocks of 8 bits"), "{error}");
+    assert!(error.contains("held in fewer bits"), "{error}");
     assert!(!folder.path().join(DRAFT_FILE).exists());
     let error = draft.weights().tensor("fc.weight").expect_err("freed").to_string();
-    assert!(error.contains("`fc.weight` as blocks of 8 bits"), "{error}");
+    assert!(error.contains("`fc.weight` in fewer bits"), "{error}");
     let config = GlideConfig::for_target(target.config(), None);
     let mut draft = GlideDraft::initialise(&config, &target, Init::Random, 3)?;
-    draft.hold_as_blocks()?;
+    draft.hold_as(HeldAs::Blocks)?;
     assert!(draft.named_tensors().is_err());
     Ok(())
 }
@@ -402,7 +402,7 @@ fn a_selecting_draft_in_blocks_is_near_one_in_f32() -> Result<()> {
         Ok([states, projected])
     };
     let exact = run(&draft)?;
-    draft.hold_as_blocks()?;
+    draft.hold_as(HeldAs::Blocks)?;
     for (exact, rounded) in exact.iter().zip(&run(&draft)?) {
         assert_rounded(exact, rounded);
     }
