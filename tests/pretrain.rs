@@ -91,6 +91,23 @@ fn of_a_single_text_the_end_is_held_out() {
     let all = tokens(&cut, "train_tokens") + held_out;
     assert_eq!(all, tokens(&whole, "train_tokens") + 1);
     assert!(Path::new(&path("data/val_000000.bin")).is_file());
+    // A last text that is too short is held out whole, with the end of the one before; of next to nothing, nothing.
+    let rows = path("rows.jsonl");
+    let mut pack_texts = |texts: &[&str]| {
+        let row = |text: &&str| format!("{}\n", serde_json::json!({ "text": text }));
+        std::fs::write(&rows, texts.iter().map(row).collect::<String>()).expect("rows");
+        let _ = std::fs::remove_file(path("data/val_000000.bin"));
+        let output =
+            run(&["data", "pack", &rows, "--tokenizer", &data, "--output", &data, "--json"]);
+        (last_json(&stdout(&output)), stderr(&output))
+    };
+    let long = "The cat sat on the mat. ".repeat(100);
+    let (packed, _) = pack_texts(&[&long, &long, "The cat."]);
+    let all = tokens(&packed, "train_tokens") + tokens(&packed, "validation_tokens");
+    assert_eq!(tokens(&packed, "validation_tokens"), (all - 1) / 20 + 1);
+    let (packed, told) = pack_texts(&["T"]);
+    assert_eq!(tokens(&packed, "validation_tokens"), 0);
+    assert!(told.contains("nothing is held out"), "{told}");
 }
 
 #[test]

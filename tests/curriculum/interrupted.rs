@@ -69,7 +69,7 @@ fn two_processes_do_not_share_a_run_directory() {
     let number = first.id();
     let text = fail(&["train", &config, "train.epochs=2000"], 1);
     kill(first);
-    let told = format!("another process works in this folder (process {number})");
+    let told = format!("another process works in this folder (process {number} on ");
     assert!(text.contains(&told), "{text}");
 }
 

@@ -265,9 +265,10 @@ pub fn kind_of(path: &Path) -> Validated<Kind> {
         Tree::List(items) => items.iter().any(|item| matches!(item.value, Tree::Scalar(_))),
         _ => false,
     });
-    let has = |keys: &[&str]| keys.iter().any(|key| root.child(key).is_some());
-    let of_drafts = has(&["target", "draft", "teacher", "stages"]);
-    Ok(if (paths || has(&["model"])) && !of_drafts { Kind::Pretrain } else { Kind::Train })
+    let of_drafts = ["target", "draft", "teacher", "stages"];
+    let of_drafts = of_drafts.iter().any(|key| root.child(key).is_some());
+    let has_sizes = root.child("model").is_some_and(|node| matches!(node.value, Tree::Map(_)));
+    Ok(if (paths || has_sizes) && !of_drafts { Kind::Pretrain } else { Kind::Train })
 }
 
 /// Composes the configuration of a pretraining run.

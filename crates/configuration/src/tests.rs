@@ -203,7 +203,9 @@ fn mistakes_of_yaml_are_told_once_with_their_line() {
     };
     let levels: Vec<String> = (1..9).map(level).collect();
     let bomb = format!("a0: &a0 [{}]\n{}", "x, ".repeat(10), levels.concat());
+    let deep = format!("a: {}1{}\n", "[".repeat(500), "]".repeat(500));
     for (text, words) in [
+        (deep.as_str(), "it is nested too deeply"),
         ("a: 1\na: 2\n", "file.yaml:2: not YAML: the key `a` stands there twice"),
         ("a: .inf\n", "`.inf` is no finite number"),
         ("a: &a [*a]\n", "an alias stands inside"),
@@ -239,6 +241,7 @@ fn a_file_with_keys_of_drafts_alone_is_no_pretraining() {
     assert_eq!(kind("target: a/b\ndata: {train: [rows.jsonl]}\n"), Kind::Train);
     assert_eq!(kind("data: {train: [{path: rows.jsonl}]}\n"), Kind::Train);
     assert_eq!(kind("data: {train: [train.bin]}\n"), Kind::Pretrain);
+    assert_eq!(kind("model: a/b\ndata: {train: [{path: rows.jsonl}]}\n"), Kind::Train);
     assert_eq!(kind("model: {vocab_size: 280}\ndata: {train: train.bin}\n"), Kind::Pretrain);
 }
 

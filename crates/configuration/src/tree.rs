@@ -195,6 +195,7 @@ pub(crate) fn inside(key: &str, name: &str) -> String {
 /// A mistake in words for users, where those of the YAML reader name its own options.
 fn in_words(error: &serde_saphyr::Error) -> Option<String> {
     use serde_saphyr::Error;
+    use serde_saphyr::budget::BudgetBreach;
     Some(match error.without_snippet() {
         Error::DuplicateMappingKey { key: Some(key), .. } => {
             format!("the key `{key}` stands there twice")
@@ -203,6 +204,12 @@ fn in_words(error: &serde_saphyr::Error) -> Option<String> {
         Error::NonFiniteFloat { value, .. } => format!("`{value}` is no finite number"),
         Error::RecursiveReferencesRequireWeakTypes { .. } => {
             "an alias stands inside of the value that it names".to_owned()
+        }
+        Error::Budget { breach: BudgetBreach::Depth { .. }, .. } => {
+            "it is nested too deeply".to_owned()
+        }
+        Error::Budget { breach: BudgetBreach::Documents { .. }, .. } => {
+            "it holds several documents".to_owned()
         }
         Error::Budget { .. }
         | Error::AliasReplayLimitExceeded { .. }

@@ -72,8 +72,8 @@ fn outputs(target: &Target, cache: &mut KvCache, taps: &Taps) -> Vec<Vec<u32>> {
     all
 }
 
-/// Final states of passes over a cache whose tokens are taken back and replaced: a row at a time, whose kind is known after three,
-/// then after fewer tokens, after those of another cache, and from the start.
+/// Final states of passes of one row. They run after a prompt, after tokens were taken back, after a prefix of another cache, and
+/// after all tokens were taken back. A pass repeats from the fourth one of its kind on.
 fn after_other_tokens(target: &Target) -> Vec<Vec<u32>> {
     let taps = Taps::of(&[Tap::FinalHidden]);
     let extend = |cache: &mut KvCache, rows: usize, salt: usize| {

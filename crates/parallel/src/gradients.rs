@@ -43,15 +43,18 @@ impl Gradients {
         Ok(())
     }
 
-    /// Adds the gradients of a loss. Sums on a device take them where they lie: products are added to them while they are
+    /// Adds the gradients of a loss. Sums on a device take those of products where they lie: they are added while they are
     /// formed.
     ///
     /// # Errors
-    /// - an op has no gradients, or one cannot be read as f32
+    /// - an op has no gradients, or one cannot be read as f32; sums so far are lost then
     pub fn add_of(&mut self, parameters: &[Parameter], loss: &Tensor) -> Result<()> {
         let mut sums = Vec::new();
         for (value, Parameter { var, .. }) in self.values.iter_mut().zip(parameters) {
-            let there = |value: &mut Values| matches!(value, Values::Device(sum) if sum.dtype() == var.dtype());
+            let there = |value: &mut Values| {
+                let Values::Device(sum) = value else { return false };
+                (sum.dtype(), sum.shape()) == (var.dtype(), var.shape())
+            };
             if let Some(Values::Device(sum)) = value.take_if(there) {
                 sums.push((var.clone(), sum));
             }

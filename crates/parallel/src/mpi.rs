@@ -14,7 +14,7 @@ use ::mpi::point_to_point::send_receive_into;
 use ::mpi::topology::{Communicator, SimpleCommunicator};
 
 use super::transport::{Transport, Wait};
-use super::watch::{Watch, leave, tell};
+use super::watch::{REMEDY, Watch, leave, tell};
 use crate::error::{ParallelError, Result};
 
 /// MPI's world.
@@ -53,9 +53,10 @@ fn expired(rank: usize, limit: Duration, is_patient: bool) {
         return;
     }
     let seconds = limit.as_secs_f64();
-    tell(&format!(
+    let problem = format!(
         "rank {rank}: no answer of the other ranks for {seconds:.0} s: a process or a link is gone"
-    ));
+    );
+    tell(&problem, REMEDY);
     // MPI is busy in the other thread: the launcher sees the exit and ends the rest.
     leave(1);
 }

@@ -100,7 +100,7 @@ pub(super) trait Transport: Send + Sync {
         }
     }
 
-    /// Runs what waits for some ranks in another way, under the same limit, or that of the wait if it is less.
+    /// Runs what waits for some ranks in another way, under the same limit or that of the wait, whichever is less.
     fn watched(&self, wait: Wait, among: &[usize], work: &mut dyn FnMut()) {
         let _ = (wait, among);
         work();

@@ -73,19 +73,19 @@ impl Watch {
         self.is_patient.store(is_patient, Ordering::Release);
     }
 
-    /// The same for a wait that may take no longer than `most`, if that is less than the limit.
-    pub(super) fn over_within<T>(&self, most: Option<Duration>, wait: impl FnOnce() -> T) -> T {
-        self.most.store(most.map_or(IDLE, millis), Ordering::Relaxed);
-        let result = self.over(wait);
-        self.most.store(IDLE, Ordering::Relaxed);
-        result
-    }
-
     /// Runs a collective under the watchdog's eyes.
     pub(super) fn over<T>(&self, collective: impl FnOnce() -> T) -> T {
         self.since.store(self.now(), Ordering::Relaxed);
         let result = collective();
         self.since.store(IDLE, Ordering::Relaxed);
+        result
+    }
+
+    /// The same for a wait that may take `most` or the limit, whichever is less.
+    pub(super) fn over_within<T>(&self, most: Option<Duration>, wait: impl FnOnce() -> T) -> T {
+        self.most.store(most.map_or(IDLE, millis), Ordering::Relaxed);
+        let result = self.over(wait);
+        self.most.store(IDLE, Ordering::Relaxed);
         result
     }
 
@@ -107,7 +107,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// What to do where ranks are lost.
-const REMEDY: &str =
+pub(super) const REMEDY: &str =
     "the same command goes on from the last checkpoint; parallel.timeout_seconds sets the wait";
 
 static TELLER: OnceLock<fn(&str, &str)> = OnceLock::new();
@@ -118,12 +118,12 @@ pub fn set_teller(tell: fn(&str, &str)) {
     let _ = TELLER.set(tell);
 }
 
-/// Tells why this process ends.
-pub(super) fn tell(problem: &str) {
+/// Tells why this process ends, and what to do about it.
+pub(super) fn tell(problem: &str, remedy: &str) {
     match TELLER.get() {
-        Some(tell) => tell(problem, REMEDY),
+        Some(tell) => tell(problem, remedy),
         // Nothing can be told where stderr is gone.
-        None => drop(writeln!(std::io::stderr(), "error: {problem}\nhint: {REMEDY}")),
+        None => drop(writeln!(std::io::stderr(), "error: {problem}\nhint: {remedy}")),
     }
 }
 

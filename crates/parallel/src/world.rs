@@ -239,7 +239,7 @@ impl World {
         result
     }
 
-    /// Runs what waits until the ranks' devices have found each other, under the same limit, or ten minutes if that is
+    /// Runs what waits until the ranks' devices have found each other, under the same limit or ten minutes, whichever is
     /// less.
     #[cfg(feature = "nccl")]
     pub(super) fn meeting<T>(&self, work: impl FnOnce() -> T) -> T {

@@ -178,7 +178,7 @@ impl Workload {
         let chunks = ("chunks of the loss", row.chunks);
         let backward = ("gradients under way", row.backward);
         // They stay where they are. An accelerator forms a further row's gradients of weights onto those before; how many
-        // of them are among those under way at the worst moment is not known here, so that phase counts all twice.
+        // of them are among those under way at the worst moment is not known here, so the backward phase counts all of them twice.
         let is_added = self.layout.is_accelerator() && summed.1 > 0;
         let formed_onto = if is_added { row.weight_gradients.min(row.left) } else { 0 };
         let left = [("gradients under way", row.left - formed_onto), summed, ("", 0)];

@@ -89,6 +89,20 @@ impl DecodeRecord {
         Ok(serde_json::from_str(&text)?)
     }
 
+    /// The way to use among some of the cells, with its place: the fastest. One that drafts in every round has to be surely
+    /// faster than those whose pace adapts to what a round takes: it loses where the machine is less busy than it was when
+    /// this was measured.
+    pub fn best(&self, is_meant: impl Fn(&Cell) -> bool) -> Option<(usize, &Cell)> {
+        let cells = self.cells.iter().enumerate().filter(|(_, cell)| is_meant(cell));
+        let speeds = cells.map(|(index, Cell { figures, pace, .. })| Speed {
+            index,
+            times: figures.speed_up,
+            interval: figures.speed_up_interval,
+            every_round: *pace == Pacing::Fixed,
+        });
+        to_use(&speeds.collect::<Vec<_>>()).map(|index| (index, &self.cells[index]))
+    }
+
     /// The figures alone, for others than who measured: no texts, paths of commands, machines.
     #[must_use]
     pub fn without_circumstances(mut self) -> Self {
@@ -96,6 +110,26 @@ impl DecodeRecord {
         self.cells.iter_mut().for_each(|cell| cell.sample = None);
         self
     }
+}
+
+/// How fast a way is beside plain decoding.
+struct Speed {
+    index: usize,
+    times: f64,
+    interval: (f64, f64),
+    every_round: bool,
+}
+
+fn to_use(speeds: &[Speed]) -> Option<usize> {
+    let most = |every_round| {
+        let ways = speeds.iter().filter(move |speed| speed.every_round == every_round);
+        ways.max_by(|a, b| a.times.total_cmp(&b.times))
+    };
+    let best = match (most(false), most(true)) {
+        (Some(paced), Some(full)) if full.interval.0 > paced.interval.1 => full,
+        (paced, full) => paced.or(full)?,
+    };
+    Some(best.index)
 }
 
 /// `YYYY-MM-DD HH:MM` in UTC; of a file's time that no calendar has, the first day of 1970.
@@ -348,6 +382,28 @@ pub fn acceptance_intervals(metrics: &AcceptanceMetrics) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    #[test]
+    fn drafting_in_every_round_has_to_be_surely_faster() {
+        let speed = |index, every_round, low, times, high| Speed {
+            index,
+            times,
+            interval: (low, high),
+            every_round,
+        };
+        let of = |low, times, high| {
+            let ways = [
+                speed(0, true, low, times, high),
+                speed(1, false, 0.9, 1.0, 1.1),
+                speed(2, false, 1.0, 1.3, 1.9),
+            ];
+            to_use(&ways)
+        };
+        assert_eq!(of(1.3, 1.8, 2.3), Some(2));
+        assert_eq!(of(2.0, 2.5, 3.0), Some(0));
+        assert_eq!(to_use(&[speed(0, true, 0.9, 1.0, 1.1)]), Some(0));
+        assert_eq!(to_use(&[]), None);
+    }
 
     use super::*;
 

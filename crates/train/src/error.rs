@@ -61,12 +61,12 @@ pub enum TrainError {
     #[error(transparent)]
     Features(FeatureError),
     /// Another process works in the run directory.
-    #[error("{}: another process works in this folder{}", path.display(), numbered(*process))]
+    #[error("{}: another process works in this folder{}", path.display(), named(process.as_deref()))]
     Locked {
         /// The run directory.
         path: PathBuf,
-        /// The process's number, where it is known.
-        process: Option<u32>,
+        /// The process's number and host, where these are known.
+        process: Option<String>,
     },
     /// A folder or a file cannot be made or written.
     #[error("{}: nothing can be written there: {source}", path.display())]
@@ -105,9 +105,9 @@ pub enum TrainError {
     },
 }
 
-/// A process's number, as a message adds it.
-fn numbered(process: Option<u32>) -> String {
-    process.map(|number| format!(" (process {number})")).unwrap_or_default()
+/// A process, as a message adds it.
+fn named(process: Option<&str>) -> String {
+    process.map(|process| format!(" (process {process})")).unwrap_or_default()
 }
 
 impl From<candle_core::Error> for TrainError {

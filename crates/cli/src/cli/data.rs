@@ -106,8 +106,8 @@ pub(crate) struct DataPackArguments {
     /// Folder for `train_000000.bin`, ... and `val_000000.bin`.
     #[arg(long)]
     pub(crate) output: PathBuf,
-    /// Every so many documents one goes to the validation shard (0: none). Of fewer documents the end of the last one
-    /// does.
+    /// Every so many documents one goes to the validation shard (0: none). Of fewer documents the end
+    /// of them does.
     #[arg(long, default_value_t = 20)]
     pub(crate) validation_every: usize,
     /// Tokens of a shard.

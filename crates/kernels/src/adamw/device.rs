@@ -200,7 +200,7 @@ mod tests {
         Ok(())
     }
 
-    /// A value's new state by the kernel's formula, whose products are fused where it says so.
+    /// A value's new state by the kernel's formula, with its fused multiply-adds.
     fn fused_step(f: &Factors, [theta, m, v, g]: [f32; 4]) -> [f32; 3] {
         let g = g * f.grad_scale;
         let m = f.beta1.mul_add(m, f.keep1 * g);

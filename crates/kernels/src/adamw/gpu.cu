@@ -18,8 +18,8 @@ DEVICE Four four_at(const float *values, u32 first) { return *reinterpret_cast<c
 struct Step {
     float beta1, beta2, keep1, keep2, correct1, correct2, shrink, rate, eps, grad_scale;
 
-    // Where values lie decides how they are read, and must change no bit: sums are fused here, so that a compiler finds none
-    // to fuse in one way or another.
+    // Values are read by fours or singly, by their address, and both must give the same bits. So multiply-adds are explicit:
+    // a compiler finds none to fuse.
     METHOD void take(float &theta, float &m, float &v, float g) const {
         float gradient = g * grad_scale;
         m = fmaf(beta1, m, keep1 * gradient);

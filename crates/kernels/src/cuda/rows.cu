@@ -134,7 +134,7 @@ extern "C" __global__ void rope(const float *x, const float *cosine, const float
 }
 KERNEL(rope)
 
-// The same rounded to bf16; a thread takes four pairs, a head has `each` times four.
+// The same rounded to bf16; a thread takes four pairs, a head has 4 * `each` pairs.
 extern "C" __global__ void rope_to_halves(const Quad *x, const Quad *cosine, const Quad *sine, u32 count, u32 heads, u32 each,
                                           FourHalves *out) {
     begin_in_turn();

@@ -57,7 +57,7 @@ pub(crate) fn differentiable_new(
     of_new(name, arguments, result, (Held::Nothing, backward))
 }
 
-/// The same of a result in bf16 that is a rounded one in f32: its gradient is f32. It fails as [`differentiable`] does.
+/// The same of a bf16 result that was rounded from f32: its gradient is f32. It fails as [`differentiable`] does.
 pub(crate) fn differentiable_rounded(
     name: &'static str,
     arguments: [&Tensor; 3],

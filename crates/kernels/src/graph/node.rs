@@ -155,8 +155,8 @@ pub(crate) fn has_wide_gradient(tensor: &Tensor) -> bool {
     node.flatten().is_some_and(|node| node.gradient == DType::F32)
 }
 
-/// A tensor with the values of a storage, whose gradient flows to the arguments. It has the gradient's type, or is bf16 as an
-/// argument whose gradient is f32.
+/// A tensor with the values of a storage, whose gradient flows to the arguments. Its gradient has its own
+/// type; that of a bf16 result is f32 if an argument's is.
 ///
 /// # Errors
 /// - candle's, which knows no reason

@@ -35,8 +35,9 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// The same table for heads that attention alone reads. Where an NVIDIA GPU rounds what trains to bf16 for attention's
-    /// products, it is rounded while it is turned, and has the gradient that it would have in f32.
+    /// The same table for heads that attention alone reads. Where an NVIDIA GPU rounds queries and keys that
+    /// train to bf16 for attention's products, they are rounded while they are turned, and have the gradients that they
+    /// would have in f32.
     #[must_use]
     pub fn attended(self) -> Self {
         Self { attended: true, ..self }

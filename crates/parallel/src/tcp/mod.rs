@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use super::launcher::Place;
 use super::transport::{Transport, Wait};
-use super::watch::{Watch, tell};
+use super::watch::{REMEDY, Watch, tell};
 use crate::error::{ParallelError, Result};
 use children::Children;
 use link::{Kind, Mail, News, Writer};
@@ -145,7 +145,9 @@ impl Job {
         // A rank that ends all says so itself, and is heard before it is missed.
         let turn = TURN.saturating_mul(u32::try_from(self.rank + 1).unwrap_or(u32::MAX));
         std::thread::sleep(turn.min(LONGEST_TURN));
-        tell(&format!("rank {}: {why}", self.rank));
+        let is_meeting = self.is_meeting.load(Ordering::Relaxed);
+        let remedy = if is_meeting { "the same command tries again" } else { REMEDY };
+        tell(&format!("rank {}: {why}", self.rank), remedy);
         self.abort(1)
     }
 
@@ -206,6 +208,7 @@ impl Transport for Tcp {
             work();
             self.job.mail.set_waits_for(&[]);
         });
+        self.job.is_meeting.store(false, Ordering::Relaxed);
         // Where another thread ends this process, it says why. What was waited for may have failed by that alone.
         drop(self.job.ends.lock());
     }

@@ -14,7 +14,14 @@ const LOCK_FILE: &str = ".lock";
 /// dies, however it dies.
 #[derive(Debug)]
 pub struct RunLock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for RunLock {
+    /// Nobody is named who no longer works there.
+    fn drop(&mut self) {
+        let _ = self.file.set_len(0);
+    }
 }
 
 impl RunLock {
@@ -49,18 +56,24 @@ impl RunLock {
             other => other,
         })?;
         note_holder(&file);
-        Ok(Self { _file: file })
+        Ok(Self { file })
     }
 }
 
-/// Leaves this process's number in its lock file, for others to name. The lock holds without it.
+/// Leaves this process's number and host in its lock file, for others to name. The lock holds without it.
 fn note_holder(mut file: &File) {
-    let _ = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
+    let host = gethostname::gethostname();
+    let text = format!("{} on {}", std::process::id(), host.to_string_lossy());
+    let _ = file.set_len(0).and_then(|()| file.write_all(text.as_bytes()));
 }
 
-/// The number that the process that holds a lock file left there.
-fn holder(path: &Path) -> Option<u32> {
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+/// The number and host that the process that holds a lock file left there.
+fn holder(path: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let (number, host) = text.split_once(" on ")?;
+    let is_name = |host: &str| host.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
+    let number: u32 = number.parse().ok().filter(|_| is_name(host))?;
+    Some(format!("{number} on {host}"))
 }
 
 /// Whether a process holds the lock of a file; nothing is made there.
@@ -95,9 +108,10 @@ mod tests {
         let held = RunLock::acquire(&run).expect("free");
         assert!(RunLock::is_held(&run));
         let refused = RunLock::acquire(&run).expect_err("held");
-        let number = format!("in this folder (process {})", std::process::id());
-        assert!(refused.to_string().ends_with(&number), "{refused}");
+        let number = format!("in this folder (process {} on ", std::process::id());
+        assert!(refused.to_string().contains(&number), "{refused}");
         drop(held);
+        assert_eq!(holder(&run.join(LOCK_FILE)), None, "nobody works there any more");
         assert!(!RunLock::is_held(&run));
         RunLock::acquire(&run).expect("free again");
     }

@@ -1,5 +1,6 @@
 //! `longdraft data tokenizer` and `data pack`: from text to what `lm train` reads.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 
 use longdraft_data::source::read_jsonl;
@@ -40,12 +41,17 @@ fn texts(of: &TextArguments, mut each: impl FnMut(&str) -> Result<bool>) -> Resu
 
 /// Refuses a folder whose tokenizer is that of a model, which would be written over.
 fn require_no_model(output: &Path) -> Result<()> {
-    if ["config.json", "tokenizer.json"].iter().all(|name| output.join(name).is_file()) {
-        let problem = "its tokenizer.json is that of a model, and would be written over";
-        return Err(Failure::usage(format!("{}: {problem}", output.display()))
-            .hint("give another folder with --output"));
+    let holds = |name: &&str| output.join(name).is_file();
+    let tokenizers = ["tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"];
+    match tokenizers.iter().find(|name| holds(name)) {
+        Some(name) if holds(&"config.json") => {
+            let problem =
+                format!("its {name} is that of a model, which would get another tokenizer");
+            Err(Failure::usage(format!("{}: {problem}", output.display()))
+                .hint("give another folder with --output"))
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Trains a tokenizer.
@@ -153,21 +159,54 @@ pub(crate) fn encode_with_bytes(
     Ok((encoded.ids, bytes))
 }
 
-/// Writes the last document to train on, up to as many of its last tokens as are wanted, at most half of them: those
-/// are held out. Returns their number.
-fn write_last(
-    (tokens, bytes): (Vec<u16>, Vec<u16>),
-    wanted: usize,
-    (train, validation): (&mut Shards<'_>, &mut Shards<'_>),
-) -> Result<usize> {
-    let (kept, rest) = tokens.split_at(tokens.len() - wanted.min(tokens.len() / 2));
-    let (counts, of_rest) = bytes.split_at(kept.len());
-    train.write(kept, counts)?;
-    if !rest.is_empty() {
-        let tokens = [&[START_OF_DOCUMENT][..], rest].concat();
-        validation.write(&tokens, &[&[0][..], of_rest].concat())?;
+/// The last documents of few, with as many tokens as are held out of them at least, or all if these are fewer.
+#[derive(Default)]
+struct End {
+    documents: VecDeque<(Vec<u16>, Vec<u16>)>,
+    tokens: usize,
+    /// Of all documents, those written before too.
+    all: usize,
+}
+
+impl End {
+    fn push(&mut self, document: (Vec<u16>, Vec<u16>)) {
+        self.tokens += document.0.len();
+        self.all += document.0.len();
+        self.documents.push_back(document);
     }
-    Ok(rest.len())
+
+    /// The first document, if those after it have `wanted` tokens.
+    fn pop(&mut self, wanted: usize) -> Option<(Vec<u16>, Vec<u16>)> {
+        let first = self.documents.front()?.0.len();
+        if self.tokens - first < wanted {
+            return None;
+        }
+        self.tokens -= first;
+        self.documents.pop_front()
+    }
+
+    /// Writes what is left: the last `wanted` tokens are held out. Returns their number.
+    fn write(self, wanted: usize, [train, held_out]: [&mut Shards<'_>; 2]) -> Result<usize> {
+        let Self { documents, tokens: mut after, .. } = self;
+        let mut count = 0;
+        for (tokens, bytes) in documents {
+            after -= tokens.len();
+            let (kept, rest) =
+                tokens.split_at(tokens.len() - (wanted - after.min(wanted)).min(tokens.len()));
+            let (counts, of_rest) = bytes.split_at(kept.len());
+            count += rest.len();
+            if kept.len() <= 1 && !rest.is_empty() {
+                held_out.write(&tokens, &bytes)?;
+                continue;
+            }
+            train.write(kept, counts)?;
+            if !rest.is_empty() {
+                let tokens = [&[START_OF_DOCUMENT][..], rest].concat();
+                held_out.write(&tokens, &[&[0][..], of_rest].concat())?;
+            }
+        }
+        Ok(count)
+    }
 }
 
 /// Writes shards.
@@ -190,8 +229,8 @@ pub(super) fn run(arguments: &DataPackArguments, json: bool) -> Result<()> {
     let mut validation = Shards::new(arguments, "val");
     let every = arguments.validation_every;
     let mut documents = 0_usize;
-    // The last document to train on, of which a part may be held out.
-    let mut last: Option<(Vec<u16>, Vec<u16>)> = None;
+    // Of fewer documents than that the end is held out.
+    let mut end = End::default();
     texts(&arguments.text, |text| {
         let (ids, counts) = encode_with_bytes(&tokenizer, text)?;
         let mut tokens = vec![START_OF_DOCUMENT];
@@ -201,19 +240,25 @@ pub(super) fn run(arguments: &DataPackArguments, json: bool) -> Result<()> {
         documents += 1;
         if every > 0 && documents.is_multiple_of(every) {
             validation.write(&tokens, &bytes)?;
-        } else if let Some((tokens, bytes)) = last.replace((tokens, bytes)) {
+        } else {
+            end.push((tokens, bytes));
+        }
+        let wanted = if documents < every { end.all / every } else { 0 };
+        while let Some((tokens, bytes)) = end.pop(wanted) {
             train.write(&tokens, &bytes)?;
         }
         Ok(true)
     })?;
-    if let Some(document) = last {
-        let of = if documents < every { train.tokens as usize + document.0.len() } else { 0 };
-        let held_out = write_last(document, of / every.max(1), (&mut train, &mut validation))?;
-        if documents < every {
+    let wanted = if documents < every { end.all / every } else { 0 };
+    let of_end = end.write(wanted, [&mut train, &mut validation])?;
+    if 0 < documents && documents < every {
+        let of =
+            format!("of {}, fewer than --validation-every {every}", counted(documents, "document"));
+        if of_end > 0 {
+            errln!("note: {of}, the last {} are held out", counted(of_end, "token"));
+        } else {
             errln!(
-                "note: of {}, fewer than --validation-every {every}, the last {} are held out",
-                counted(documents, "document"),
-                counted(held_out, "token")
+                "warning: {of}, nothing is held out, for there are too few tokens: give more text"
             );
         }
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use longdraft_decode::Pacing;
-use longdraft_records::decode::{DECODE_FILE, DecodeRecord};
+use longdraft_records::decode::{Cell, DECODE_FILE, DecodeRecord};
 use longdraft_records::events::FitPhase;
 use longdraft_report::REPORT_FILE;
 use longdraft_report::words::{self, clock};
@@ -87,7 +87,7 @@ impl Fit<'_> {
         DecodeRecord::read(&run).map_err(Failure::at(&run.join(DECODE_FILE)))
     }
 
-    /// Commands that use the fastest way, or the fastest with the draft.
+    /// Commands for the way to use, or for that with the draft.
     fn commands(&mut self, record: &DecodeRecord, with_draft: bool) -> [String; 2] {
         let draft = self.ledger.folder.join("draft");
         let ways = self.ways_of(&draft);
@@ -154,19 +154,27 @@ impl Fit<'_> {
             }
         }
         let best = proof::best(&record, false).map(|(_, cell)| cell);
-        if best.is_none_or(|cell| cell.figures.speed_up_interval.0 < 1.0) {
+        let as_served = || record.cells.iter().filter(|cell| proof::is_as_served(&record, cell));
+        if as_served().all(|cell| cell.figures.speed_up_interval.0 < 1.0) {
             outln!(
                 "nothing is surely faster than plain decoding yet: more --time adds to this draft"
             );
         }
-        outln!("use the fastest:\n  {}\n  {}", commands[0], commands[1]);
+        let times = |cell: Option<&Cell>| cell.map_or(0.0, |cell| cell.figures.speed_up);
+        let most = as_served().map(|cell| cell.figures.speed_up).fold(0.0, f64::max);
+        let is_fastest = times(best) >= most;
+        let why = if is_fastest {
+            " the fastest"
+        } else {
+            ", for drafting in every round is not surely faster"
+        };
+        outln!("use{why}:\n  {}\n  {}", commands[0], commands[1]);
         let with_draft = self.commands(&record, true);
         if with_draft != commands {
-            outln!(
-                "lookup alone was faster here; with the draft:\n  {}\n  {}",
-                with_draft[0],
-                with_draft[1]
-            );
+            let with = proof::best(&record, true).map(|(_, cell)| cell);
+            let was =
+                if times(with) < times(best) { "was faster here" } else { "is the safer choice" };
+            outln!("lookup alone {was}; with the draft:\n  {}\n  {}", with_draft[0], with_draft[1]);
         }
         outln!(
             "draft and card: {}; page: {}; took {}",
@@ -182,7 +190,7 @@ impl Fit<'_> {
             value["report"] = json!(folder.join(REPORT_FILE).to_string_lossy());
             value["best"] = json!(best.map(|cell| json!({
                 "drafter": cell.drafter, "speed_up": cell.figures.speed_up,
-                "interval": cell.figures.speed_up_interval,
+                "interval": cell.figures.speed_up_interval, "pace": cell.pace.to_string(),
             })));
             value["commands"] = json!(commands);
             value["state"] = json!(self.ledger.state);

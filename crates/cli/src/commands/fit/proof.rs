@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use longdraft_data::conversation::Conversation;
 use longdraft_data::source::read_jsonl;
+use longdraft_decode::DecodeOptions;
 use longdraft_decode::evaluate::{Progress, Prompt};
-use longdraft_decode::{DecodeOptions, Pacing};
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
 use longdraft_models::draft::files::open_weights;
@@ -293,45 +293,17 @@ impl Common<'_> {
     }
 }
 
-/// The way to use, of those that decode as it will be served: the fastest, or the fastest with the draft.
+/// The way to use, of those that decode as it will be served, or of those among them with the draft.
 pub(super) fn best(record: &DecodeRecord, with_draft: bool) -> Option<(usize, &Cell)> {
-    // The last way is lookup alone.
-    let count = record.cells.len() - usize::from(with_draft && record.cells.len() > 1);
-    let temperature = record.cells.last().map_or(0.0, |cell| cell.temperature);
-    let is_as_served = |cell: &Cell| (cell.temperature - temperature).abs() < 1e-9;
-    let cells = record.cells.iter().enumerate().take(count);
-    let speeds: Vec<Speed> = cells
-        .filter(|(_, cell)| is_as_served(cell))
-        .map(|(index, Cell { figures, pace, .. })| Speed {
-            index,
-            times: figures.speed_up,
-            interval: figures.speed_up_interval,
-            every_round: *pace == Pacing::Fixed,
-        })
-        .collect();
-    fastest(&speeds).map(|index| (index, &record.cells[index]))
+    record.best(|cell| {
+        is_as_served(record, cell) && (!with_draft || cell.drafter_parts.method.is_some())
+    })
 }
 
-/// How fast a way is beside plain decoding.
-struct Speed {
-    index: usize,
-    times: f64,
-    interval: (f64, f64),
-    every_round: bool,
-}
-
-/// The fastest way. One that drafts in every round has to be surely faster than those whose pace adapts to what a round
-/// takes: it loses where the machine is less busy than it was in the proof.
-fn fastest(speeds: &[Speed]) -> Option<usize> {
-    let most = |every_round| {
-        let ways = speeds.iter().filter(move |speed| speed.every_round == every_round);
-        ways.max_by(|a, b| a.times.total_cmp(&b.times))
-    };
-    let best = match (most(false), most(true)) {
-        (Some(paced), Some(full)) if full.interval.0 > paced.interval.1 => full,
-        (paced, full) => paced.or(full)?,
-    };
-    Some(best.index)
+/// Whether a way decodes at the temperature that is served, which is that of the last one.
+pub(super) fn is_as_served(record: &DecodeRecord, cell: &Cell) -> bool {
+    let served = record.cells.last().map_or(0.0, |cell| cell.temperature);
+    (cell.temperature - served).abs() < 1e-9
 }
 
 #[cfg(test)]
@@ -343,27 +315,5 @@ mod tests {
         let after = |left: f64, taken: f64| Time { planned: 4.0, left }.after(taken);
         let seconds = [after(-1e6, 1.0), after(-1e6, 9.0), after(7.0, 1.0)];
         assert_eq!(seconds.map(f64::to_bits), [3.0, 1.0, 7.0].map(f64::to_bits));
-    }
-
-    #[test]
-    fn drafting_in_every_round_has_to_be_surely_faster() {
-        let speed = |index, every_round, low, times, high| Speed {
-            index,
-            times,
-            interval: (low, high),
-            every_round,
-        };
-        let of = |low, times, high| {
-            let ways = [
-                speed(0, true, low, times, high),
-                speed(1, false, 0.9, 1.0, 1.1),
-                speed(2, false, 1.0, 1.3, 1.9),
-            ];
-            fastest(&ways)
-        };
-        assert_eq!(of(1.3, 1.8, 2.3), Some(2));
-        assert_eq!(of(2.0, 2.5, 3.0), Some(0));
-        assert_eq!(fastest(&[speed(0, true, 0.9, 1.0, 1.1)]), Some(0));
-        assert_eq!(fastest(&[]), None);
     }
 }

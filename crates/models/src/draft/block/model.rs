@@ -263,13 +263,13 @@ impl BlockDraft {
             Ok(if is_rounded { table.attended() } else { table })
         };
         let table = angles(positions)?;
-        let of_wanted = wanted.map(|wanted| {
+        // Convolutions mix the slots of a block before and after each part of a layer.
+        let alone = self.config.convolution.is_none();
+        let of_wanted = wanted.filter(|_| alone).map(|wanted| {
             angles(&wanted.iter().map(|&slot| positions[slot as usize]).collect::<Vec<_>>())
         });
         let pass = Pass { attend, slots, table, of_wanted: of_wanted.transpose()? };
         let last = self.config.layers.len() - 1;
-        // Convolutions mix the slots of a block before and after each part of a layer.
-        let alone = self.config.convolution.is_none();
         let of_slot = if alone && self.shares_tokens() { distinct(ids) } else { None };
         let (mut x, mut of_slot) = match of_slot {
             Some((tokens, of_slot)) => (self.embed(&tokens)?, Some(of_slot)),
