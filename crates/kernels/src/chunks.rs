@@ -9,7 +9,7 @@ use crate::cuda;
 /// Logits, at most, that exist at a time on an NVIDIA GPU with much memory.
 const MOST_LOGITS: usize = 1 << 28;
 
-/// Bytes of a GPU's memory for each of these logits. The loss takes up to 14 for each.
+/// Bytes of a GPU's memory for each of these logits. The loss takes up to 12 for each.
 const BYTES_OF_LOGIT: u64 = 512;
 
 /// Rows of a library's tile of products: others are computed in vain.

@@ -194,6 +194,13 @@ impl Budget {
     }
 }
 
+/// What `work` does outside of its thread's budget. Memory that it takes is given back outside, too.
+pub(crate) fn outside<T>(work: impl FnOnce() -> T) -> T {
+    let before = CURRENT.replace(null());
+    let _restored = AtEnd(|| CURRENT.set(before));
+    work()
+}
+
 fn charge(bytes: usize) {
     let current = CURRENT.get();
     if current.is_null() {

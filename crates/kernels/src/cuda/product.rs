@@ -10,6 +10,7 @@ use super::repeat::spoil;
 #[cfg(any(test, feature = "emulate-cuda"))]
 use super::{emulated, trace::on_host};
 use crate::graph::{add_to, trained_type};
+use crate::memory::outside;
 
 /// `a b` of `[M, K]` and `[K, N]` factors of the same type: in f32 for f32, bf16 and f16, else in their
 /// own. Factors may be turned, not copied, matrices. It fails where shapes or types do not fit, or the device fails.
@@ -25,7 +26,7 @@ pub(crate) fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
             on_cuda::run::<f32>(a, b, device)
         }
         #[cfg(any(test, feature = "emulate-cuda"))]
-        Device::Cpu if emulated() => on_host(|| name(a, b), || composed(a, b, narrow)),
+        Device::Cpu if emulated() => on_host(|| name(a, b), || as_library(a, b, narrow)),
         _ => composed(a, b, narrow),
     }
 }
@@ -87,21 +88,8 @@ impl InplaceOp1 for Onto<'_> {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
-        let out = product(self.a, self.b)?;
-        let (out, _) = out.storage_and_layout();
-        let Storage::Cpu(CpuStorage::F32(out)) = &*out else {
-            bail!("add_product: a product of f32 expected")
-        };
-        match storage {
-            CpuStorage::F32(sum) => sum.iter_mut().zip(out).for_each(|(sum, value)| *sum += value),
-            CpuStorage::BF16(sum) => {
-                sum.iter_mut().zip(out).for_each(|(sum, value)| {
-                    *sum = half::bf16::from_f32(sum.to_f32() + value);
-                });
-            }
-            _ => bail!("add_product: values of f32 or bf16 expected"),
-        }
-        Ok(())
+        // A GPU's library makes no product beside the sum.
+        outside(|| add_on_cpu(storage, &product(self.a, self.b)?))
     }
 
     #[cfg(feature = "cuda")]
@@ -113,6 +101,31 @@ impl InplaceOp1 for Onto<'_> {
     fn cuda_fwd(&self, _: &mut CudaStorage, _: &Layout) -> Result<()> {
         bail!("add_product: built without CUDA")
     }
+}
+
+fn add_on_cpu(sum: &mut CpuStorage, own: &Tensor) -> Result<()> {
+    let (own, _) = own.storage_and_layout();
+    let Storage::Cpu(CpuStorage::F32(own)) = &*own else {
+        bail!("add_product: a product of f32 expected")
+    };
+    match sum {
+        CpuStorage::F32(sum) => sum.iter_mut().zip(own).for_each(|(sum, value)| *sum += value),
+        CpuStorage::BF16(sum) => sum.iter_mut().zip(own).for_each(|(sum, value)| {
+            *sum = half::bf16::from_f32(sum.to_f32() + value);
+        }),
+        _ => bail!("add_product: values of f32 or bf16 expected"),
+    }
+    Ok(())
+}
+
+/// What a GPU's library computes, which widens no factor: a budget does not count those that are widened here.
+#[cfg(any(test, feature = "emulate-cuda"))]
+fn as_library(a: &Tensor, b: &Tensor, narrow: bool) -> Result<Tensor> {
+    let wide = |t: &Tensor| if narrow { t.to_dtype(DType::F32) } else { Ok(t.clone()) };
+    let (left, right) = outside(|| Ok::<_, candle_core::Error>((wide(a)?, wide(b)?)))?;
+    let out = left.matmul(&right);
+    outside(|| drop((left, right)));
+    out
 }
 
 fn composed(a: &Tensor, b: &Tensor, narrow: bool) -> Result<Tensor> {

@@ -1,6 +1,7 @@
 //! The loss on an NVIDIA GPU: the products are the library's, one kernel turns a row of logits into loss,
 //! statistics and gradient.
 
+mod product;
 mod targets;
 
 use std::sync::LazyLock;
@@ -11,14 +12,11 @@ use super::composed::{Part, inverse};
 use super::reference::logits;
 use super::teacher::order_by_teacher;
 use super::top_k::best_of;
-use super::{Inputs, Output, Rejection, RowStatistics, SoftTargets, Weighted};
+use super::{Inputs, LowRank, Output, Rejection, RowStatistics, SoftTargets, Weighted};
 use crate::chunks::rows_at_once;
-use crate::cuda::product::{add_product, product};
 use crate::cuda::{Arguments, Launch, Program, takes, upload};
-use crate::factors::{as_factor, weight_factor};
 use crate::graph::{add_to, differentiable};
-use crate::linear::factor_type;
-use crate::rows::select_rows;
+use product::Product;
 use targets::{Entries, TeacherLogits};
 
 static PROGRAM: LazyLock<Program> = LazyLock::new(program);
@@ -71,15 +69,12 @@ fn loss_of(statistics: &[Numbers]) -> f32 {
     statistics.iter().map(|row| f64::from(row[6])).sum::<f64>() as f32
 }
 
-/// Whether [`in_chunks`] computes the loss: something trains, and logits are plain products.
+/// Whether [`in_chunks`] computes the loss: something trains, and logits are not bent.
 pub(super) fn learns(inputs: &Inputs<'_>) -> bool {
     let plain = inputs.bend.is_plain() && inputs.teacher_bend.is_plain();
-    let trains = inputs.hidden.track_op() || inputs.head.trains();
-    trains
-        && plain
-        && inputs.low_rank.is_none()
-        && !inputs.labels.is_empty()
-        && takes(&[inputs.hidden])
+    let second = inputs.low_rank.map_or(inputs.hidden, |part| part.hidden);
+    let trains = inputs.trained().iter().any(|tensor| tensor.track_op());
+    trains && plain && !inputs.labels.is_empty() && takes(&[inputs.hidden, second])
 }
 
 /// The loss with its gradients, in chunks of at most so many logits: without a graph, and with one wait for
@@ -89,88 +84,90 @@ pub(super) fn in_chunks(logits: usize, inputs: &Inputs<'_>) -> Result<Output> {
     let count = hidden.dim(0)?;
     let order = order_by_teacher(inputs);
     let all = order.clone().unwrap_or_else(|| (0..count as u32).collect());
-    let Sums { d_hidden, d_head, statistics } = sums(logits, inputs, (&all, order.is_some()))?;
-    let d_hidden = match (d_hidden, &order) {
-        (Some(rows), Some(order)) => Some(select_rows(&rows, &inverse(order))?),
-        (rows, _) => rows,
-    };
+    let (products, statistics) = sums(logits, inputs, (&all, order.is_some()))?;
+    let places = order.map(|order| inverse(&order));
+    let own = products.into_iter().map(|product| product.gradients(places.as_deref()));
+    let own: Vec<_> = own.collect::<Result<_>>()?;
     let mut of_rows = vec![[0.0; STATISTICS]; count];
     for (row, numbers) in all.iter().zip(numbers(&statistics)?) {
         of_rows[*row as usize] = numbers;
     }
     let loss = Tensor::new(loss_of(&of_rows), hidden.device())?;
-    let head_type = head.dtype();
-    let loss_sum = differentiable("linear_cross_entropy", [hidden, head, head], loss, move |g| {
-        let dh = d_hidden.as_ref().map(|own| scaled(own, g)).transpose()?;
+    // A head beside a second product is frozen.
+    let (trained, [d_hidden, d_head, d_second]) = match (inputs.low_rank, own.as_slice()) {
+        (Some(_), [[d_hidden, _], [d_second, d_head]]) => {
+            (inputs.trained(), [d_hidden, d_head, d_second].map(Clone::clone))
+        }
+        (_, own) => {
+            let [d_hidden, d_head] = own.first().cloned().unwrap_or_default();
+            ([hidden, head, head], [d_hidden, d_head, None])
+        }
+    };
+    let head_type = trained[1].dtype();
+    let loss_sum = differentiable("linear_cross_entropy", trained, loss, move |g| {
+        let of = |own: &Option<Tensor>| own.as_ref().map(|own| scaled(own, g)).transpose();
+        let (dh, dm) = (of(&d_hidden)?, of(&d_second)?);
         match &d_head {
             Some(own) if head_type != DType::F32 => {
-                Ok([dh, Some(scaled(own, g)?.to_dtype(head_type)?), None])
+                Ok([dh, Some(scaled(own, g)?.to_dtype(head_type)?), dm])
             }
             Some(own) => {
                 add_to(1, |sum| scaled_onto(sum, own, g))?;
-                Ok([dh, None, None])
+                Ok([dh, None, dm])
             }
-            None => Ok([dh, None, None]),
+            None => Ok([dh, None, dm]),
         }
     })?;
     Ok(Output { loss_sum, rows: row_statistics(inputs, &of_rows) })
 }
 
-/// What the chunks come to.
-struct Sums {
-    /// In the order of the chunks, if it is asked for.
-    d_hidden: Option<Tensor>,
-    d_head: Option<Tensor>,
-    /// `[R, STATISTICS]` in the order of the chunks.
-    statistics: Tensor,
-}
-
-/// Runs all rows in the order given, which may not be that of the hidden states. A chunk's gradient of the
-/// head is added to that of the chunks before it by its product.
-fn sums(logits: usize, inputs: &Inputs<'_>, (all, reordered): (&[u32], bool)) -> Result<Sums> {
-    let (hidden, head) = (inputs.hidden, &inputs.head.to_tensor()?);
-    let factors = factor_type(hidden, head.dtype());
-    let states = as_factor(hidden, factors)?;
-    let states = if reordered { select_rows(&states, all)? } else { states };
-    let weight = weight_factor(head, factors)?;
-    let (mut d_hidden, mut d_head, mut statistics) = (Vec::new(), None, Vec::new());
+/// Runs all rows in the order given, which may not be that of the hidden states: the products with what the chunks
+/// come to, and statistics `[R, STATISTICS]` in the order of the chunks.
+fn sums(
+    logits: usize,
+    inputs: &Inputs<'_>,
+    (all, reordered): (&[u32], bool),
+) -> Result<(Vec<Product>, Tensor)> {
+    let (head, order) = (&inputs.head.to_tensor()?, reordered.then_some(all));
+    let mut products = vec![Product::new(inputs.hidden, head, order)?];
+    if let Some(LowRank { hidden, head }) = inputs.low_rank {
+        products.push(Product::new(hidden, head, order)?);
+    }
+    let mut statistics = Vec::new();
     let step = rows_at_once(logits, head.dim(0)?);
     for (first, rows) in (0..).step_by(step).zip(all.chunks(step)) {
-        let states = states.narrow(0, first, rows.len())?;
-        let (gradient, of_rows) = chunk(inputs, rows, (&states, &weight))?;
+        let (gradient, of_rows) = chunk(inputs, (first, rows), &products)?;
         statistics.push(of_rows);
-        if hidden.track_op() {
-            d_hidden.push(product(&gradient, &weight)?);
-        }
-        if head.track_op() {
-            let turned = gradient.t()?;
-            match &d_head {
-                Some(sum) => add_product(sum, &turned, &states)?,
-                None => d_head = Some(product(&turned, &states)?),
-            }
+        for product in &mut products {
+            product.take(&gradient, (first, rows.len()))?;
         }
     }
-    let d_hidden = if hidden.track_op() { Some(Tensor::cat(&d_hidden, 0)?) } else { None };
-    Ok(Sums { d_hidden, d_head, statistics: Tensor::cat(&statistics, 0)? })
+    Ok((products, Tensor::cat(&statistics, 0)?))
 }
 
-/// Gradient of some rows' logits in the type of the factors, and the rows' statistics.
+/// Gradient of some rows' logits, in bf16 where products have such factors, and the rows' statistics.
 fn chunk(
     inputs: &Inputs<'_>,
-    rows: &[u32],
-    (states, weight): (&Tensor, &Tensor),
+    (first, rows): (usize, &[u32]),
+    products: &[Product],
 ) -> Result<(Tensor, Tensor)> {
-    let part = Part::of(inputs, rows)?;
-    let part = part.inputs(&[(states, weight.into())], inputs.soft_weight);
-    let logits = product(states, &weight.t()?)?;
+    let (part, of_chunk) = (Part::of(inputs, rows)?, (first, rows.len()));
+    let mut logits = None;
+    for product in products {
+        logits = Some(product.onto(logits, of_chunk)?);
+    }
+    let (Some(logits), [own, ..]) = (logits, products) else {
+        bail!("linear_cross_entropy: no product")
+    };
+    let states = own.states(of_chunk)?;
+    let part = part.inputs(&[(&states, own.head().into())], inputs.soft_weight);
     let weighted = matches!(part.soft, SoftTargets::Weighted(_));
     let teacher = part.teacher.map(|teacher| TeacherLogits::new(&teacher, weighted)).transpose()?;
     // The kernel writes no f16, and needs f32 for sums of entries.
     let entries = matches!(part.soft, SoftTargets::TopK { .. } | SoftTargets::Sparse(..));
     let half = states.dtype() == DType::BF16 && !entries;
     let written = if half { DType::BF16 } else { DType::F32 };
-    let (gradient, statistics) = start(&part, &logits, teacher.as_ref(), Some(written))?;
-    Ok((gradient.to_dtype(states.dtype())?, statistics))
+    start(&part, &logits, teacher.as_ref(), Some(written))
 }
 
 /// `values` times a scalar on their device. It fails where the shapes do not fit, or the device fails.

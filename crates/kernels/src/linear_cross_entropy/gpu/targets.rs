@@ -1,9 +1,8 @@
 //! Soft targets as the kernel reads them.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use super::super::{SparseDistributions, Tail, Teacher};
-use crate::factors::as_of_type;
 use crate::linear::composed as linear;
 
 /// A teacher's logits, each row once, and which of them every row has.
@@ -15,8 +14,13 @@ pub(super) struct TeacherLogits {
 impl TeacherLogits {
     pub(super) fn new(teacher: &Teacher<'_>, rounded: bool) -> Result<Self> {
         let head = teacher.head.to_tensor()?.detach();
-        let logits = linear(&teacher.hidden.detach(), &head, None)?;
-        let logits = if rounded { as_of_type(&logits, teacher.head.dtype())? } else { logits };
+        let mut logits = linear(&teacher.hidden.detach(), &head, None)?;
+        let (own, half) = (logits.dtype(), teacher.head.dtype());
+        if rounded && matches!(half, DType::BF16 | DType::F16) {
+            // Two of the three are there at a time.
+            logits = logits.to_dtype(half)?;
+            logits = logits.to_dtype(own)?;
+        }
         let of = match teacher.rows {
             Some(rows) => rows.to_vec(),
             None => (0..teacher.hidden.dim(0)? as u32).collect(),

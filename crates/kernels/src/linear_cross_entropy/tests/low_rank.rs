@@ -6,13 +6,15 @@ use crate::graph::Backward;
 use candle_core::{DType, Result, Tensor, Var};
 
 use super::super::composed::{composed_within, in_chunks};
-use super::super::{Inputs, LowRank, Output, Rejection, linear_cross_entropy, reference};
+use super::super::{Inputs, LowRank, Output, Rejection, Teacher, linear_cross_entropy, reference};
 use super::sparse::Distributions;
 use super::{Case, kinds_and_teachers};
 use crate::bend::Bend;
+use crate::composed::CHUNK_VALUES;
 use crate::cuda::emulator::emulated;
 use crate::linear::linear;
 use crate::matrix::Head;
+use crate::memory::Budget;
 use crate::test_support::{Noise, assert_close, gradcheck};
 
 /// The factors of the second part.
@@ -122,14 +124,40 @@ fn a_second_part_is_added_to_bent_logits() -> Result<()> {
 }
 
 #[test]
-fn a_gpu_s_kernel_is_that_of_factors_side_by_side() -> Result<()> {
-    let case = Case::random(34, 5, 7, 30, 4);
+fn a_gpu_s_kernel_is_that_of_factors_side_by_side_in_chunks_also() -> Result<()> {
+    const VOCABULARY: usize = 30;
+    let case = Case::random(34, 5, 7, VOCABULARY, 4);
     let second = Second::random(34, &case, 3);
     let variables = [&case.hidden, &second.hidden, &second.head];
+    let shared = [3, 0, 3, 1, 0];
     every_kind(&case, &second, |kind, inputs| {
-        let own = emulated(|| linear_cross_entropy(inputs))?;
-        assert_near(kind, &own, &side_by_side(inputs, &second)?, variables)
+        let teacher = inputs.teacher.map(|teacher| Teacher { rows: Some(&shared), ..teacher });
+        for inputs in [*inputs, Inputs { teacher, ..*inputs }] {
+            let plain = side_by_side(&inputs, &second)?;
+            for logits in [CHUNK_VALUES, 2 * VOCABULARY] {
+                let own = emulated(|| composed_within(logits, &inputs))?;
+                assert_near(kind, &own, &plain, variables)?;
+            }
+        }
+        Ok(())
     })
+}
+
+#[test]
+fn a_gpu_holds_the_logits_of_a_chunk_once_beside_their_gradient() -> Result<()> {
+    let (rows, vocabulary) = (60, 3000);
+    let case = Case::random(38, rows, 7, vocabulary, 4);
+    let (second, head) = (Second::random(38, &case, 3), case.head.detach());
+    let labels = case.inputs(&case.hidden, "none", false);
+    let inputs = Inputs { head: (&head).into(), low_rank: Some(second.low_rank()), ..labels };
+    let loss = || emulated(|| linear_cross_entropy(&inputs)).map(drop);
+    // The kernel's library is there after this.
+    loss()?;
+    let budget = Budget::new(1 << 40);
+    budget.within(loss)?;
+    let (held, logits) = (budget.most_held(), 4 * rows * vocabulary);
+    assert!((2 * logits..5 * logits / 2).contains(&held), "{held} bytes, logits are {logits}");
+    Ok(())
 }
 
 #[test]
