@@ -1,12 +1,13 @@
 //! What a step on a row holds on a CPU, beside what is planned for it. With the feature `emulate-cuda` the kernels of
 //! NVIDIA GPUs run on the CPU, and the plan is that of a GPU, with products in f32 and in bf16: by hand.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor, Var};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures, run_target};
 use longdraft_kernels::dispatch::multiplies_halves;
+use longdraft_kernels::factors::Written;
 use longdraft_kernels::graph::Backward;
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy, logits_at_once};
 use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix};
@@ -61,9 +62,15 @@ fn random(shape: (usize, usize), seed: u64) -> Tensor {
     source.load("noise.matrix", DType::F32).expect("there")
 }
 
-/// A table or a head of the target.
+/// The type that a target is held in: its products are of that type.
+fn held_type() -> DType {
+    if multiplies_halves(&Device::Cpu) { DType::BF16 } else { DType::F32 }
+}
+
+/// A table or a head of the target, as the target is held.
 fn table(seed: u64) -> Tensor {
-    random((target().vocab_size, target().hidden_size), seed)
+    let table = random((target().vocab_size, target().hidden_size), seed);
+    table.to_dtype(held_type()).expect("a table")
 }
 
 /// What a draft reads of so many layers, and of the states that it learns if it has a teacher.
@@ -85,23 +92,33 @@ fn batch() -> Batch {
 
 /// What a step holds at most beyond what was there before it: of its loss and its gradients.
 fn held(draft: &dyn Draft, loss: impl Fn() -> Tensor) -> usize {
-    #[cfg(feature = "emulate-cuda")]
-    longdraft_kernels::dispatch::set_ops(longdraft_kernels::dispatch::Ops::Emulated);
-    // What the thread keeps for later steps is there after this.
-    drop(loss().gradients());
-    let budget = Budget::new(1 << 40);
-    budget.within(|| {
-        let loss = loss();
-        let parameters = draft.parameters();
-        let mut gradients = Gradients::new(parameters);
-        gradients.add(parameters, loss.gradients().expect("gradients")).expect("sums");
-        drop(loss);
-    });
-    budget.most_held()
+    // Weights as products multiply them are planned apart.
+    let mut written = Written::default();
+    if held_type() == DType::BF16 {
+        for parameter in draft.parameters() {
+            let factor = parameter.var.detach().to_dtype(DType::BF16).expect("a factor");
+            written.put(&parameter.var, factor);
+        }
+    }
+    written.with(|| {
+        // What the thread keeps for later steps is there after this.
+        drop(loss().gradients());
+        let budget = Budget::new(1 << 40);
+        budget.within(|| {
+            let loss = loss();
+            let parameters = draft.parameters();
+            let mut gradients = Gradients::new(parameters);
+            gradients.add(parameters, loss.gradients().expect("gradients")).expect("sums");
+            drop(loss);
+        });
+        budget.most_held()
+    })
 }
 
-/// Runs a test with every type of products that there is.
+/// Runs a test with every type of products that there is, of the whole process: one test at a time.
 fn of_all_products(test: impl Fn()) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     #[cfg(feature = "emulate-cuda")]
     {
         use longdraft_kernels::dispatch::{Ops, Products, set_ops, set_products};
@@ -186,21 +203,20 @@ fn a_row_of_an_eagle3_draft_holds_what_is_planned() {
 
 #[test]
 fn a_row_of_a_glide_draft_holds_what_is_planned() {
-    let method = Glide::default();
-    let target = Target::random(target(), 1, &TargetOptions::default()).expect("a target");
-    let target = Arc::new(target);
-    let config = GlideConfig::for_target(target.config(), None);
-    let draft = GlideDraft::initialise(&config, &target, Init::LastLayer, 1).expect("a draft");
-    let objective =
-        GlideObjective::new(Arc::clone(&target), draft, GlideObjectiveConfig::default());
-    let features = run_target(&target, &batch(), None, &objective.needs()).expect("features");
-    let (batch, delays) = (batch(), vec![1; TOKENS]);
     of_all_products(|| {
+        let options = TargetOptions { dtype: held_type(), ..TargetOptions::default() };
+        let target = Arc::new(Target::random(target(), 1, &options).expect("a target"));
+        let config = GlideConfig::for_target(target.config(), None);
+        let draft = GlideDraft::initialise(&config, &target, Init::LastLayer, 1).expect("a draft");
+        let config = GlideObjectiveConfig::default();
+        let objective = GlideObjective::new(Arc::clone(&target), draft, config);
+        let (batch, delays) = (batch(), vec![1; TOKENS]);
+        let features = run_target(&target, &batch, None, &objective.needs()).expect("features");
         let measured = held(objective.draft(), || {
             let loss = objective.loss((&batch, &delays), &features, true).expect("a loss");
             loss.numerator.expect("learned")
         });
-        assert_planned("GLIDE", &planned(&method, true), measured);
+        assert_planned("GLIDE", &planned(&Glide::default(), true), measured);
     });
 }
 
@@ -257,21 +273,28 @@ fn a_row_of_a_block_draft_holds_what_is_planned() {
 
 #[test]
 fn a_row_of_a_block_draft_with_a_head_of_its_own_holds_what_is_planned() {
-    const PROPOSED: usize = 300;
-    let (layers, shared) = (2, shared(Some(PROPOSED)));
+    of_all_products(|| assert_planned_of_own_heads(300));
+}
+
+fn assert_planned_of_own_heads(proposed: usize) {
+    let (layers, shared) = (2, shared(Some(proposed)));
     let method = Dflash { layers, shared: shared.clone(), ..Dflash::default() };
-    let config = BlockConfig { draft_vocab_size: PROPOSED, ..network(layers, method.block_size) };
+    let config = BlockConfig { draft_vocab_size: proposed, ..network(layers, method.block_size) };
     assert_planned_of_blocks("DFlash, a head of its own", &method, &config);
 
     let method = Dspark { layers, shared, markov_rank: 24, confidence: false, ..Dspark::default() };
     let chain = Some(ChainSizes { rank: 24, kind: ChainKind::Vanilla, confidence: None });
     let config = network(layers, method.block_size);
-    let config = BlockConfig { draft_vocab_size: PROPOSED, chain, ..config };
+    let config = BlockConfig { draft_vocab_size: proposed, chain, ..config };
     assert_planned_of_a_chain("DSpark, a head of its own", &method, &config);
 }
 
 #[test]
 fn a_row_of_a_chained_block_draft_holds_what_is_planned() {
+    of_all_products(assert_planned_of_chains);
+}
+
+fn assert_planned_of_chains() {
     for (kind, markov_head) in [
         (ChainKind::Vanilla, MarkovHead::Vanilla),
         (ChainKind::Gated, MarkovHead::Gated),

@@ -15,13 +15,16 @@ pub enum Against {
     /// A teacher's logits, of which every row has its own.
     Teacher,
     /// A teacher's logits as its head's type rounds them; rows that share a teacher stand side by side.
-    SharedTeacher,
+    SharedTeacher {
+        /// Teachers of all rows, at most.
+        teachers: u64,
+    },
 }
 
 impl Against {
     /// Whether a teacher's logits are formed.
     pub fn has_teacher(self) -> bool {
-        matches!(self, Self::Teacher | Self::SharedTeacher)
+        matches!(self, Self::Teacher | Self::SharedTeacher { .. })
     }
 }
 
@@ -37,21 +40,24 @@ pub fn chunk_bytes(row: &Row, width: u64, vocabulary: u64, against: Against) -> 
 }
 
 /// The same on an accelerator. It forms the gradient of a chunk's logits beside them, in the type of the products'
-/// factors; from entries in f32 first. A teacher's rounded logits exist in both types beside those before. All
-/// states are there as factors, in the order of their teachers once more. Gradients of the chunks' states are
-/// joined in the end, `4 R H`.
+/// factors; from entries in f32, which become factors once the logits are gone. A teacher's logits are rounded while
+/// there is no gradient. All states are there as factors, in the order of their teachers once more. Gradients of the
+/// chunks' states are joined in the end, `4 R H`.
 fn on_accelerator(row: &Row, width: u64, vocabulary: u64, against: Against) -> u64 {
     let (factor, copies) = if row.half_products { (HALF, 1) } else { (F32, 0) };
-    let of_logit = match against {
-        Against::Labels => F32 + factor,
-        Against::Entries => 2 * F32 + copies * HALF,
-        Against::Teacher => 2 * F32 + factor,
-        Against::SharedTeacher => 2 * F32 + factor.max(copies * (HALF + F32)),
+    let rows = row.chunk(vocabulary);
+    let (gradient, teachers, ordered) = match against {
+        Against::Labels => (factor, 0, 0),
+        Against::Entries => (F32, 0, 0),
+        Against::Teacher => (factor, rows, 0),
+        Against::SharedTeacher { teachers } => {
+            let all = row.learned.max(1);
+            (factor, (rows * teachers.min(all)).div_ceil(all), 1)
+        }
     };
-    let ordered = u64::from(against == Against::SharedTeacher);
+    let logits = vocabulary * (rows * (F32 + gradient) + teachers * F32);
     let states = row.learned * width;
-    let chunk = row.chunk(vocabulary) * vocabulary * of_logit;
-    (copies + ordered) * factor * states + chunk.max(F32 * states)
+    (copies + ordered) * factor * states + logits.max(F32 * states)
 }
 
 /// Bytes of the results and factors of `rows` rows, numbers that are no tensors: 40 in results, 25
@@ -98,11 +104,12 @@ mod tests {
         assert_eq!(bytes(&cpu, Against::Teacher), of_cpu);
         for (against, half, whole) in [
             (Against::Labels, 6, 8),
-            (Against::Entries, 10, 8),
+            (Against::Entries, 8, 8),
             (Against::Teacher, 10, 12),
-            (Against::SharedTeacher, 14, 12),
+            (Against::SharedTeacher { teachers: 5000 }, 10, 12),
+            (Against::SharedTeacher { teachers: 1024 }, 7, 9),
         ] {
-            let ordered = u64::from(against == Against::SharedTeacher);
+            let ordered = u64::from(matches!(against, Against::SharedTeacher { .. }));
             assert_eq!(bytes(&gpu, against), half * logits + (1 + ordered) * 2 * states);
             assert_eq!(bytes(&single, against), whole * logits + ordered * 4 * states);
         }

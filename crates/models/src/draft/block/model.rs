@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
+use longdraft_kernels::dispatch::has_half_products;
 use longdraft_kernels::graph::{add, cat, reshape};
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rope::{Rope, RopeTable, rope};
@@ -289,9 +290,9 @@ impl BlockDraft {
 
     /// Whether the first layer projects every token once for all slots that hold it; most hold the mask token. On a GPU
     /// the gradient of such a row would be the sum of all of its slots in one thread a column, which takes longer than
-    /// the products.
+    /// the products. A CPU that runs a GPU's kernels does as a GPU does.
     fn shares_tokens(&self) -> bool {
-        self.embedding.device().is_cpu()
+        !has_half_products(self.embedding.device())
     }
 
     /// What the target's embeddings say of ids, times the draft's factor for them if it has one, `[R, H]` in f32.

@@ -2,7 +2,6 @@
 
 use longdraft_features::TeacherKind;
 use longdraft_kernels::bend::Bend;
-use longdraft_kernels::linear_cross_entropy::logits_at_once;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::block::{
     BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes, tensor_specs,
@@ -88,13 +87,7 @@ impl Footprint for BlockFootprint {
         // A head of its own is f32.
         let reads_target = row.teacher_logits || !self.sizes.has_own_head();
         let stored_head = row.stored_head && reads_target;
-        let of_slots = Row {
-            tokens: slots,
-            learned: slots,
-            stored_head,
-            chunk_logits: self.chunk_logits(row),
-            ..*row
-        };
+        let of_slots = Row { tokens: slots, learned: slots, stored_head, ..*row };
         let trained = tensor_values(&self.specs());
         let chunks = if self.loss.compares_whole() {
             let low_rank = self.sizes.chain.map(|sizes| sizes.rank as u64).filter(|rank| *rank > 0);
@@ -102,7 +95,10 @@ impl Footprint for BlockFootprint {
             divergence::chunk_bytes(self.loss, sizes, (self.bend, low_rank))
                 + of_slots.slab_bytes(layer.width, vocabulary)
         } else {
-            chunk_bytes(&of_slots, layer.width, vocabulary, self.against(row))
+            // An accelerator turns the states of both parts of the logits into factors.
+            let second = self.sizes.chain.map_or(0, |sizes| sizes.rank as u64);
+            let read = layer.width + if row.is_accelerator() { second } else { 0 };
+            chunk_bytes(&of_slots, read, vocabulary, self.against(row))
         };
         RowMemory {
             activations: F32 * self.kept(row, slots),
@@ -142,8 +138,7 @@ impl Footprint for BlockFootprint {
             attention: 2.0 * product,
             attention_backward: 5.0 * product,
             logits: slots * distributions * vocabulary + normalisers,
-            chunk: Row { chunk_logits: self.chunk_logits(row), ..*row }
-                .chunk(config.draft_vocab_size as u64),
+            chunk: row.chunk(config.draft_vocab_size as u64),
             passes: 1.0,
         }
     }
@@ -198,16 +193,10 @@ impl BlockFootprint {
         F32 * teachers * width + summary_bytes(row, width, vocabulary)
     }
 
-    /// Logits of a chunk of the loss. What a chain adds makes them several tensors.
-    fn chunk_logits(&self, row: &Row) -> usize {
-        let has_low_rank = self.sizes.chain.is_some_and(|sizes| sizes.rank > 0);
-        if has_low_rank { logits_at_once(None) } else { row.chunk_logits }
-    }
-
     /// What the logits of slots are held to, by the distribution that they learn.
     fn against(&self, row: &Row) -> Against {
         match self.teacher() {
-            _ if row.teacher_logits => Against::SharedTeacher,
+            _ if row.teacher_logits => Against::SharedTeacher { teachers: row.tokens * row.parts },
             TeacherKind::None => Against::Labels,
             _ => Against::Entries,
         }
@@ -255,7 +244,7 @@ impl BlockFootprint {
         let of_slot = [
             angles,                       // angles
             1 + config.block_size as u64, // slots of its block that a query sees
-            config.chain.map_or(0, |sizes| self.of_chain(sizes)),
+            config.chain.map_or(0, |sizes| self.of_chain(sizes) + self.of_confidence(row, sizes)),
             config.selector.map_or(0, |sizes| self.of_selector(sizes)),
         ];
         let of_ended = [
@@ -341,6 +330,18 @@ impl BlockFootprint {
             // The state beside the token and what was before; three parts, a gate, two products; all places joined,
             // the learned ones by an index.
             ChainKind::Rnn => width + 16 * rank + 1,
+        }
+    }
+
+    /// Kept of a slot for its confidence: what it is a product of, and numbers.
+    fn of_confidence(&self, row: &Row, sizes: ChainSizes) -> u64 {
+        let width = self.sizes.hidden_size as u64;
+        match sizes.confidence {
+            None => 0,
+            Some(true) if sizes.rank > 0 => row.input_values(width + sizes.rank as u64) + 8,
+            // The state itself, or its factor.
+            Some(_) if row.half_products => row.input_values(width) + 8,
+            Some(_) => 8,
         }
     }
 

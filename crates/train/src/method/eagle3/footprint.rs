@@ -64,7 +64,9 @@ impl Footprint for Eagle3Footprint {
     }
 
     fn row_memory(&self, row: &Row) -> RowMemory {
-        let against = if row.teacher_logits { Against::SharedTeacher } else { Against::Entries };
+        // Steps share their teachers.
+        let shared = Against::SharedTeacher { teachers: row.tokens * row.parts };
+        let against = if row.teacher_logits { shared } else { Against::Entries };
         row_memory(&self.sizes, self.steps, (row, against))
     }
 
@@ -132,9 +134,11 @@ fn row_memory(config: &Eagle3Config, steps: usize, (row, against): (&Row, Agains
     // The draft's own head trains.
     let stored_head = row.stored_head && against.has_teacher();
     let learned = Row { learned, stored_head, ..*row };
-    // Logits of a chunk, and the states of draft and teacher that they are products of.
+    // Logits of a chunk, and the states of draft and teacher that they are products of: an accelerator's loss has those of
+    // the draft as factors.
+    let read = if row.is_accelerator() { 0 } else { width };
     let chunks = chunk_bytes(&learned, width, vocabulary, against)
-        + F32 * row.chunk(vocabulary) * (width + teacher);
+        + F32 * row.chunk(vocabulary) * (read + teacher);
     let tapped = (config.target_layers.len() * config.target_hidden_size) as u64;
     let packed = [
         steps.layer.packed_bytes(row, row.tokens),
@@ -286,7 +290,7 @@ mod tests {
     use crate::footprint::tests::{on_cpu, on_gpu};
 
     fn memory(config: &Eagle3Config, steps: usize, row: &Row) -> RowMemory {
-        row_memory(config, steps, (row, Against::SharedTeacher))
+        row_memory(config, steps, (row, Against::SharedTeacher { teachers: row.tokens }))
     }
 
     #[test]
