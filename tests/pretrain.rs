@@ -93,7 +93,7 @@ fn of_a_single_text_the_end_is_held_out() {
     assert!(Path::new(&path("data/val_000000.bin")).is_file());
     // A last text that is too short is held out whole, with the end of the one before; of next to nothing, nothing.
     let rows = path("rows.jsonl");
-    let mut pack_texts = |texts: &[&str]| {
+    let pack_texts = |texts: &[&str]| {
         let row = |text: &&str| format!("{}\n", serde_json::json!({ "text": text }));
         std::fs::write(&rows, texts.iter().map(row).collect::<String>()).expect("rows");
         let _ = std::fs::remove_file(path("data/val_000000.bin"));
