@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Backward: `dy_j = Σ_t kernel_{j+t}[t] ∘ g_{j+t}`, `dbase[t] = Σ_j g_j ∘ y_{j−t}`, and `dδ_j` sums the
-//! same products over the channels of a group. Only the inputs are kept. Sums over rows are formed of
-//! chunks of blocks in a fixed order.
+//! same products over the channels of a group. Only the inputs are kept, also where tensor ops form both passes. On a
+//! CPU sums over rows are formed of chunks of blocks in a fixed order.
 
 use std::ops::Range;
 
@@ -15,11 +15,15 @@ use candle_core::{Result, Tensor, bail};
 use rayon::prelude::*;
 
 use crate::dispatch::fused;
-use crate::graph::differentiable;
+use crate::graph::{differentiable, differentiable_new};
 use crate::storage::with_each_f32;
 
 /// Blocks of a parallel task, whose gradients of `base` are summed together.
 const BLOCKS_PER_CHUNK: usize = 16;
+
+/// Tensors of the size of `y` that the backward pass holds at most where tensor ops form it, with the gradient of `y` and
+/// without that of the result.
+pub const COMPOSED_GRADIENTS: usize = 3;
 
 /// `out` for one of the sides, 0 or 1, of blocks of `slots` rows each.
 ///
@@ -37,7 +41,11 @@ pub fn block_convolution(
 ) -> Result<Tensor> {
     let sizes = Sizes::new(y, base, delta, (slots, side))?;
     if !fused(&[y, base, delta]) {
-        return sizes.composed(y, base, delta);
+        let inputs = [y.detach(), base.detach(), delta.detach()];
+        let out = sizes.composed(&inputs[0], &inputs[1], &inputs[2])?;
+        return differentiable_new("block_convolution", [y, base, delta], out, move |gradient| {
+            sizes.composed_gradients(&inputs, gradient)
+        });
     }
     let (y, base, delta) = (y.contiguous()?, base.contiguous()?, delta.contiguous()?);
     let detached = [y.detach(), base.detach(), delta.detach()];
@@ -198,31 +206,83 @@ impl Sizes {
     }
 
     fn composed(&self, y: &Tensor, base: &Tensor, delta: &Tensor) -> Result<Tensor> {
-        let Self { rows, width, taps, groups, slots, side } = *self;
-        let blocks = rows / slots;
-        let shifted = |tap: usize| -> Result<Tensor> {
-            if tap == 0 {
-                return Ok(y.clone());
-            }
-            let before = Tensor::zeros((blocks, tap, width), y.dtype(), y.device())?;
-            let kept = y.reshape((blocks, slots, width))?.narrow(1, 0, slots - tap)?;
-            Tensor::cat(&[&before, &kept], 1)?.reshape((rows, width))
-        };
-        let term = |tap: usize| -> Result<Tensor> {
-            let shifted = shifted(tap)?;
-            let base = base.narrow(0, side, 1)?.narrow(1, tap, 1)?.reshape(width)?;
-            let delta = delta.narrow(1, (side * taps + tap) * groups, groups)?;
-            let grouped = shifted.reshape((rows, groups, width / groups))?;
-            let computed = grouped.broadcast_mul(&delta.reshape((rows, groups, 1))?)?;
-            shifted.broadcast_mul(&base)? + computed.reshape((rows, width))?
-        };
-        (1..taps.min(slots)).try_fold(term(0)?, |sum, tap| sum + term(tap)?)
+        let term = |tap| self.moved(y, tap, Way::Down)? * self.kernel(base, delta, tap)?;
+        let sum = (1..self.reached()).try_fold(term(0)?, |sum, tap| sum + term(tap)?)?;
+        sum.reshape((self.rows, self.width))
     }
+
+    /// The gradients of [`Self::composed`], tap by tap.
+    fn composed_gradients(
+        &self,
+        [y, base, delta]: &[Tensor; 3],
+        gradient: &Tensor,
+    ) -> Result<[Option<Tensor>; 3]> {
+        let Self { rows, width, taps, groups, side, .. } = *self;
+        let by_blocks = self.moved(gradient, 0, Way::Up)?;
+        let of_input = |tap| {
+            let read = (&by_blocks * self.kernel(base, delta, tap)?)?;
+            self.moved(&read, tap, Way::Up)
+        };
+        let (mut dy, mut d_base, mut d_delta) = (of_input(0)?, Vec::new(), Vec::new());
+        for tap in 0..self.reached() {
+            if tap > 0 {
+                dy = (dy + of_input(tap)?)?;
+            }
+            let products = (&by_blocks * self.moved(y, tap, Way::Down)?)?;
+            d_base.push(products.reshape((rows, width))?.sum_keepdim(0)?);
+            d_delta.push(products.reshape((rows, groups, width / groups))?.sum(2)?);
+        }
+        // The other side and taps that reach beyond a block have no gradient.
+        let (before, after) = (side * taps, (2 - side) * taps - self.reached());
+        let d_base = Tensor::cat(&d_base, 0)?.pad_with_zeros(0, before, after)?;
+        let d_delta = Tensor::cat(&d_delta, 1)?;
+        let d_delta = d_delta.pad_with_zeros(1, before * groups, after * groups)?;
+        let d_base = d_base.reshape((2, taps, width))?;
+        Ok([Some(dy.reshape((rows, width))?), Some(d_base), Some(d_delta)])
+    }
+
+    /// Taps that read a slot of a block.
+    fn reached(&self) -> usize {
+        self.taps.min(self.slots)
+    }
+
+    /// Rows moved by `tap` slots of their blocks, `[blocks, slots, H]`; zeros stand where none come from.
+    fn moved(&self, rows: &Tensor, tap: usize, way: Way) -> Result<Tensor> {
+        let blocks = rows.reshape((self.rows / self.slots, self.slots, self.width))?;
+        let kept = self.slots - tap;
+        match (tap, way) {
+            (0, _) => Ok(blocks),
+            (_, Way::Down) => blocks.narrow(1, 0, kept)?.pad_with_zeros(1, tap, 0),
+            (_, Way::Up) => blocks.narrow(1, tap, kept)?.pad_with_zeros(1, 0, tap),
+        }
+    }
+
+    /// The kernels of a tap, `[blocks, slots, H]`.
+    fn kernel(&self, base: &Tensor, delta: &Tensor, tap: usize) -> Result<Tensor> {
+        let Self { rows, width, taps, groups, slots, side } = *self;
+        let base = base.narrow(0, side, 1)?.narrow(1, tap, 1)?;
+        let delta = delta.narrow(1, (side * taps + tap) * groups, groups)?;
+        let base = base.reshape((1, groups, width / groups))?;
+        let kernel = base.broadcast_add(&delta.reshape((rows, groups, 1))?)?;
+        kernel.reshape((rows / slots, slots, width))
+    }
+}
+
+/// Where the rows of a block are moved.
+#[derive(Clone, Copy)]
+enum Way {
+    /// To later slots.
+    Down,
+    /// To earlier slots.
+    Up,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::emulator::emulated;
+    use crate::graph::Backward;
+    use crate::memory::Budget;
     use crate::test_support::{Noise, assert_alike, assert_close, gradcheck};
 
     #[test]
@@ -241,7 +301,39 @@ mod tests {
                 let plain = reference(&y, &base, &delta, (slots, side))?;
                 let variables = [("y", &y), ("base", &base), ("delta", &delta)];
                 assert_alike(&variables, &direction, [&fast, &plain], (1e-6, 1e-5));
+                let on_gpu = emulated(|| block_convolution(&y, &base, &delta, (slots, side)))?;
+                assert_alike(&variables, &direction, [&on_gpu, &plain], (1e-6, 1e-5));
             }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_gpu_keeps_inputs_alone_and_its_backward_pass_holds_few_tensors() -> Result<()> {
+        let (rows, width, taps, groups) = (40 * 8, 64, 2, 2);
+        let mut noise = Noise::new(9);
+        let (y, base) = (noise.var(&[rows, width]), noise.var(&[2, taps, width]));
+        let delta = noise.var(&[rows, 2 * taps * groups]);
+        let direction = noise.tensor(&[rows, width]);
+        let of_result = 4 * rows * width;
+        let budget = Budget::new(1 << 30);
+        let own = budget.within(|| {
+            let own = emulated(|| block_convolution(&y, &base, &delta, (8, 1)))?;
+            let held = budget.held();
+            assert!((of_result..of_result * 21 / 20).contains(&held), "{held} of {of_result}");
+            Ok::<_, candle_core::Error>(own)
+        })?;
+        let inputs = [y.detach(), base.detach(), delta.detach()];
+        let sizes = Sizes::new(&y, &base, &delta, (8, 1))?;
+        let budget = Budget::new(1 << 30);
+        let gradients = budget.within(|| sizes.composed_gradients(&inputs, &direction))?;
+        let (most, planned) = (budget.most_held(), COMPOSED_GRADIENTS * of_result);
+        assert!((planned * 97 / 100..planned * 11 / 10).contains(&most), "{most} of {planned}");
+        // The graph's pass forms these.
+        let of_graph = (own * &direction)?.sum_all()?.gradients()?;
+        for (variable, gradient) in [&y, &base, &delta].into_iter().zip(gradients) {
+            let own = of_graph.get(variable).expect("a gradient");
+            assert_close("gradient", own, &gradient.expect("one"), 0.0);
         }
         Ok(())
     }

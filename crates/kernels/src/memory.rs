@@ -188,6 +188,12 @@ impl Budget {
         (self.bytes - self.least.load(Ordering::Relaxed)).unsigned_abs()
     }
 
+    /// Bytes that the thread holds now, beyond what it held before.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> usize {
+        (self.bytes - self.left.load(Ordering::Relaxed)).unsigned_abs()
+    }
+
     /// Stops the thread when it asks for memory the next time.
     pub fn withdraw(&self) {
         self.left.store(isize::MIN / 2, Ordering::Relaxed);
