@@ -13,7 +13,9 @@ use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy, logi
 use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix};
 use longdraft_kernels::memory::{Allocator, Budget};
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::block::{BlockConfig, BlockDraft, ChainKind, ChainSizes, OwnHead};
+use longdraft_models::draft::block::{
+    BlockConfig, BlockDraft, ChainKind, ChainSizes, ConvolutionSizes, OwnHead, SelectorSizes,
+};
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
 use longdraft_models::draft::{Draft, Init, VocabularyMap};
@@ -27,9 +29,10 @@ use longdraft_train::footprint::loss::{Against, chunk_bytes};
 use longdraft_train::footprint::{Row, RowMemory};
 use longdraft_train::method::DraftMethod;
 use longdraft_train::method::block::{
-    BlockBudget, BlockDraws, BlockKeys, BlockLoss, BlockObjective,
+    BlockBudget, BlockDraws, BlockKeys, BlockLoss, BlockObjective, SelectorLoss,
 };
 use longdraft_train::method::dflash::Dflash;
+use longdraft_train::method::dflash2::Dflash2;
 use longdraft_train::method::dspark::{ChainLoss, ChainObjective, Dspark, MarkovHead};
 use longdraft_train::method::eagle3::{
     Eagle3, Eagle3DraftConfig, Eagle3Objective, Eagle3ObjectiveConfig, OovRows,
@@ -246,9 +249,12 @@ fn block_draft(config: &BlockConfig) -> BlockDraft {
 }
 
 #[track_caller]
-fn assert_planned_of_blocks(name: &str, method: &Dflash, config: &BlockConfig) {
-    let objective =
-        BlockObjective::new(block_draft(config), &table(3), BlockLoss::default(), draws());
+fn assert_planned_of_blocks(
+    name: &str,
+    method: &dyn DraftMethod,
+    (config, loss): (&BlockConfig, BlockLoss),
+) {
+    let objective = BlockObjective::new(block_draft(config), &table(3), loss, draws());
     let features = features(config.target_layers.len(), false);
     assert_planned(name, &planned(method, false), held_by(&objective, &features));
 }
@@ -266,7 +272,34 @@ fn a_row_of_a_block_draft_holds_what_is_planned() {
     of_all_products(|| {
         for layers in [1, 2, 3] {
             let method = Dflash { layers, shared: shared(None), ..Dflash::default() };
-            assert_planned_of_blocks("DFlash", &method, &network(layers, method.block_size));
+            let config = network(layers, method.block_size);
+            assert_planned_of_blocks("DFlash", &method, (&config, BlockLoss::default()));
+        }
+    });
+}
+
+#[test]
+fn a_row_of_a_block_draft_with_convolutions_and_a_selector_holds_what_is_planned() {
+    let selector =
+        SelectorLoss { weight: 1.0, over_hits: false, keeps_labels: true, stops_gradient: false };
+    let sizes = SelectorSizes { rank: 24, top_k: 6 };
+    of_all_products(|| {
+        for layers in [1, 2, 3] {
+            let method = Dflash2 {
+                block: Dflash { layers, shared: shared(None), ..Dflash::default() },
+                selector_rank: sizes.rank,
+                selector_top_k: sizes.top_k,
+                selector_keeps_labels: true,
+                ..Dflash2::default()
+            };
+            let (kernel_size, group_size) = (method.conv_kernel_size, method.conv_group_size);
+            let config = BlockConfig {
+                convolution: Some(ConvolutionSizes { kernel_size, group_size }),
+                selector: Some(sizes),
+                ..network(layers, method.block.block_size)
+            };
+            let loss = BlockLoss { selector: Some(selector), ..BlockLoss::default() };
+            assert_planned_of_blocks("DFlash2", &method, (&config, loss));
         }
     });
 }
@@ -280,7 +313,8 @@ fn assert_planned_of_own_heads(proposed: usize) {
     let (layers, shared) = (2, shared(Some(proposed)));
     let method = Dflash { layers, shared: shared.clone(), ..Dflash::default() };
     let config = BlockConfig { draft_vocab_size: proposed, ..network(layers, method.block_size) };
-    assert_planned_of_blocks("DFlash, a head of its own", &method, &config);
+    let name = "DFlash, a head of its own";
+    assert_planned_of_blocks(name, &method, (&config, BlockLoss::default()));
 
     let method = Dspark { layers, shared, markov_rank: 24, confidence: false, ..Dspark::default() };
     let chain = Some(ChainSizes { rank: 24, kind: ChainKind::Vanilla, confidence: None });

@@ -2,6 +2,7 @@
 
 use longdraft_features::TeacherKind;
 use longdraft_kernels::bend::Bend;
+use longdraft_kernels::block_convolution::COMPOSED_GRADIENTS;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::block::{
     BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes, tensor_specs,
@@ -354,7 +355,7 @@ impl BlockFootprint {
     /// Gradients under way, at most. That is in the first layer, which comes last: all weights but `fc` and its
     /// own have gradients, and keys and values of the context wait for the layers above.
     fn gradients(&self, row: &Row, slots: u64, trained: u64) -> u64 {
-        let (layer, tokens) = (self.layer(), row.tokens * row.parts);
+        let (layer, config, tokens) = (self.layer(), &self.sizes, row.tokens * row.parts);
         let later = trained - self.tapped() * layer.width;
         let gathered = 2 * self.layers() * layer.kv * tokens;
         // What one layer adds to its context's gradient: a part of what was gathered is padded to all of it.
@@ -365,12 +366,17 @@ impl BlockFootprint {
         };
         let waiting = if self.layers() > 1 { context } else { 0 };
         if row.is_accelerator() {
+            // Those of kernels, from the second convolution of a part of the layer to the first.
+            let kernels = slots * config.convolution.map_or(0, |sizes| self.kernel_values(sizes));
+            let waiting = waiting + kernels;
             let mlp = layer.gated_gradients(slots);
             let last_matrix = layer.width * layer.inner;
             let in_mlp = later + last_matrix - layer.matrices() + waiting + mlp;
+            let in_mlp = in_mlp.max(self.convolved_gradients(later + waiting, slots));
             let attended = waiting + layer.attended_gradients(row, slots, tokens + slots, slots);
             // Queries come after the context: all other weights have gradients.
-            let in_queries = trained - layer.read * layer.query + layer.queried_gradients(slots);
+            let queried = kernels + layer.queried_gradients(slots);
+            let in_queries = trained - layer.read * layer.query + queried;
             return in_mlp.max(later - layer.projections() + attended).max(in_queries);
         }
         let of_slot = layer.width + layer.query + 2 * layer.kv;
@@ -379,6 +385,20 @@ impl BlockFootprint {
         let in_attention = waiting + layer.attention_gradients(row, made, tokens + slots, slots);
         let in_context = slots * of_slot + added;
         in_mlp.max(later - layer.projections() + in_attention.max(in_context))
+    }
+
+    /// Gradients under way around the first layer's MLP where an accelerator's convolutions stand around it, beside
+    /// `others` and those of kernels: in the MLP, or before it, when all of its matrices have theirs. That of the
+    /// residual waits.
+    fn convolved_gradients(&self, others: u64, slots: u64) -> u64 {
+        if self.sizes.convolution.is_none() {
+            return 0;
+        }
+        let layer = self.layer();
+        let matrix = layer.width * layer.inner;
+        let inside = layer.gated_gradients(slots) + slots * layer.width + matrix;
+        let before = (2 + COMPOSED_GRADIENTS as u64) * layer.width * slots + 3 * matrix;
+        others - layer.matrices() + inside.max(before)
     }
 
     fn packed_bytes(&self, slots: &Row, tokens: u64) -> u64 {

@@ -1,7 +1,7 @@
 use longdraft_models::published::published_config;
 
 use super::*;
-use crate::footprint::tests::on_cpu;
+use crate::footprint::tests::{on_cpu, on_gpu};
 
 #[test]
 fn a_divergence_takes_its_own_chunk_many_times_over() {
@@ -47,4 +47,24 @@ fn every_layer_counts_by_its_own_window() {
     let mixed = of([sliding, full, sliding]);
     assert!(close(none - mixed, 2.0 * saved), "{none} {mixed}");
     assert!(close(operations(&[sliding; 3], Some(1 << 20)), none), "a window beyond half a row");
+}
+
+#[test]
+fn a_gpu_s_convolutions_hold_gradients_beside_those_of_an_mlp() {
+    let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+    let of = |intermediate_size, convolution| {
+        let config = BlockConfig::for_target(&target, 1, 16, 0);
+        let config = BlockConfig { intermediate_size, convolution, ..config };
+        BlockFootprint::new(config, false, BlockBudget::PerRow(64), &target).expect("fits")
+    };
+    let convolution = Some(ConvolutionSizes { kernel_size: 2, group_size: 16 });
+    // So many slots that weights hardly count.
+    let (slots, width, kernels) = (1 << 20, 4096, 1024);
+    let of_row = |footprint: &BlockFootprint| footprint.gradients(&on_gpu(2048), slots, 1 << 30);
+    let more = of_row(&of(12_288, convolution)) - of_row(&of(12_288, None));
+    assert_eq!(more, slots * (width + kernels), "kernels, and what the second one reads");
+    // Where an MLP takes less than the convolution before it.
+    let narrow = of(16, convolution);
+    let held = narrow.convolved_gradients(narrow.layer().matrices(), slots);
+    assert_eq!(held, 5 * slots * width + 3 * 16 * width);
 }
