@@ -175,6 +175,11 @@ impl End {
         self.documents.push_back(document);
     }
 
+    /// Tokens that are held out of its end: one in `every`, of fewer documents than that.
+    fn wanted(&self, documents: usize, every: usize) -> usize {
+        if documents < every { self.all / every } else { 0 }
+    }
+
     /// The first document, if those after it have `wanted` tokens.
     fn pop(&mut self, wanted: usize) -> Option<(Vec<u16>, Vec<u16>)> {
         let first = self.documents.front()?.0.len();
@@ -191,8 +196,8 @@ impl End {
         let mut count = 0;
         for (tokens, bytes) in documents {
             after -= tokens.len();
-            let (kept, rest) =
-                tokens.split_at(tokens.len() - (wanted - after.min(wanted)).min(tokens.len()));
+            let held = wanted.saturating_sub(after).min(tokens.len());
+            let (kept, rest) = tokens.split_at(tokens.len() - held);
             let (counts, of_rest) = bytes.split_at(kept.len());
             count += rest.len();
             if kept.len() <= 1 && !rest.is_empty() {
@@ -243,13 +248,13 @@ pub(super) fn run(arguments: &DataPackArguments, json: bool) -> Result<()> {
         } else {
             end.push((tokens, bytes));
         }
-        let wanted = if documents < every { end.all / every } else { 0 };
+        let wanted = end.wanted(documents, every);
         while let Some((tokens, bytes)) = end.pop(wanted) {
             train.write(&tokens, &bytes)?;
         }
         Ok(true)
     })?;
-    let wanted = if documents < every { end.all / every } else { 0 };
+    let wanted = end.wanted(documents, every);
     let of_end = end.write(wanted, [&mut train, &mut validation])?;
     if 0 < documents && documents < every {
         let of =

@@ -154,28 +154,7 @@ impl Fit<'_> {
             }
         }
         let best = proof::best(&record, false).map(|(_, cell)| cell);
-        let as_served = || record.cells.iter().filter(|cell| proof::is_as_served(&record, cell));
-        if as_served().all(|cell| cell.figures.speed_up_interval.0 < 1.0) {
-            outln!(
-                "nothing is surely faster than plain decoding yet: more --time adds to this draft"
-            );
-        }
-        let times = |cell: Option<&Cell>| cell.map_or(0.0, |cell| cell.figures.speed_up);
-        let most = as_served().map(|cell| cell.figures.speed_up).fold(0.0, f64::max);
-        let is_fastest = times(best) >= most;
-        let why = if is_fastest {
-            " the fastest"
-        } else {
-            ", for drafting in every round is not surely faster"
-        };
-        outln!("use{why}:\n  {}\n  {}", commands[0], commands[1]);
-        let with_draft = self.commands(&record, true);
-        if with_draft != commands {
-            let with = proof::best(&record, true).map(|(_, cell)| cell);
-            let was =
-                if times(with) < times(best) { "was faster here" } else { "is the safer choice" };
-            outln!("lookup alone {was}; with the draft:\n  {}\n  {}", with_draft[0], with_draft[1]);
-        }
+        self.tell_commands(&record, &commands);
         outln!(
             "draft and card: {}; page: {}; took {}",
             folder.join("draft").display(),
@@ -197,5 +176,33 @@ impl Fit<'_> {
             outln!("{value}");
         }
         record.cells.iter().try_for_each(|cell| eval::require_lossless(cell, WeightDtype::Stored))
+    }
+
+    /// How to use what was proven.
+    fn tell_commands(&mut self, record: &DecodeRecord, commands: &[String; 2]) {
+        let as_served = || record.cells.iter().filter(|cell| proof::is_as_served(record, cell));
+        if as_served().all(|cell| cell.figures.speed_up_interval.0 < 1.0) {
+            outln!(
+                "nothing is surely faster than plain decoding yet: more --time adds to this draft"
+            );
+        }
+        let times =
+            |cell: Option<(usize, &Cell)>| cell.map_or(0.0, |(_, cell)| cell.figures.speed_up);
+        let best = proof::best(record, false);
+        let most = as_served().map(|cell| cell.figures.speed_up).fold(0.0, f64::max);
+        let is_fastest = times(best) >= most;
+        let why = if is_fastest {
+            " the fastest"
+        } else {
+            ", for drafting in every round is not surely faster"
+        };
+        outln!("use{why}:\n  {}\n  {}", commands[0], commands[1]);
+        let with_draft = self.commands(record, true);
+        if with_draft != *commands {
+            let with = proof::best(record, true);
+            let was =
+                if times(with) < times(best) { "was faster here" } else { "is the safer choice" };
+            outln!("lookup alone {was}; with the draft:\n  {}\n  {}", with_draft[0], with_draft[1]);
+        }
     }
 }

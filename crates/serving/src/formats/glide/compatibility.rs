@@ -57,13 +57,17 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn an_engine_without_such_layers_asks_for_no_change_of_them() {
-        let target = TargetConfig::from_json(&json!({
+    fn target() -> TargetConfig {
+        TargetConfig::from_json(&json!({
             "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "vocab_size": 320,
             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2
         }))
-        .expect("configuration");
+        .expect("configuration")
+    }
+
+    #[test]
+    fn an_engine_without_such_layers_asks_for_no_change_of_them() {
+        let target = target();
         let own = GlideConfig::for_target(&target, None);
         let normed = GlideConfig { final_norm: FinalNorm::Target, ..own };
         let refusals = |profile| fit(profile, &normed, &target).refusals.0.join("; ");
@@ -74,11 +78,7 @@ mod tests {
 
     #[test]
     fn a_draft_of_fewer_tokens_is_warned_of() {
-        let target = TargetConfig::from_json(&json!({
-            "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "vocab_size": 320,
-            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2
-        }))
-        .expect("configuration");
+        let target = target();
         let whole = GlideConfig::for_target(&target, None);
         let part = GlideConfig { draft_vocab_size: Some(40), ..whole.clone() };
         let warnings = |config: &GlideConfig| fit(Profile::Longspec, config, &target).warnings;
